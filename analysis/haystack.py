@@ -2,9 +2,9 @@
 
     python analysis/haystack.py jargon.txt mosaic_opt/tasks/data/haystack.txt
 
-The source (public domain) is `usr/share/doc/jargon-text/jargon.txt.gz` of the Debian package `jargon-text`; it must be
-unzipped first. The output has one paragraph a line: ASCII, whole sentences, prose only. The same input gives the same
-output, byte for byte; `mosaic_opt/tasks/data/README.md` says what the rules are for.
+The source (public domain) is `usr/share/doc/jargon-text/jargon.txt.gz` of the Debian package `jargon-text`,
+unzipped. The output has one paragraph a line: ASCII, whole sentences, prose only. The same input gives the
+same output, byte for byte; `mosaic_opt/tasks/data/README.md` says what the rules are for.
 """
 
 from __future__ import annotations
@@ -16,17 +16,26 @@ from pathlib import Path
 
 MAX_BYTES = 1_000_000
 MIN_WORDS = 20
+# fmt: off
 TO_ASCII = str.maketrans(
-    {"“": '"', "”": '"', "‘": "'", "’": "'", "—": " - ", "–": "-", "…": "...", "\u00a0": " ", "é": "e", "è": "e"}
-    | {"ö": "o", "ü": "u", "ä": "a", "å": "a", "ï": "i", "ç": "c", "ñ": "n", "×": "x", "ê": "e", "à": "a"}
+    {"“": '"', "”": '"', "‘": "'", "’": "'", "—": " - ", "–": "-", "…": "...", "\u00a0": " ", "×": "x"}
+    | {"é": "e", "è": "e", "ê": "e", "à": "a", "ä": "a", "å": "a", "ö": "o", "ü": "u", "ï": "i"}
+    | {"ç": "c", "ñ": "n"}
 )
+# fmt: on
 SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')]))\s+(?=["'(]?[A-Z])""")
 # A sentence that only points elsewhere means nothing without the dictionary around it.
-CROSS_REFERENCE = re.compile(r"^\W*(?:see|compare|contrast|cf\.?|opposite|oppose|antonym|syn\.?|also|now see)\b", re.I)
+CROSS_REFERENCE = re.compile(
+    r"^\W*(?:see|compare|contrast|cf\.?|opposite|oppose|antonym|syn\.?|also|now see)\b", re.I
+)
 # Markup, code, addresses and tables; a long number could pass for a needle's value.
-NOT_PROSE = re.compile(r"[{}\[\]<>|\\^~_*=+#$%@&/`]|https?:|www\.|\d{5}|\d,\d{3}|--|\.\.\.\.|\.(?:com|org|net|edu)\b")
-DICTIONARY_TALK = re.compile(r"\b(?:usu|esp|prob|syn|vi|vt|adj|obs|abbrev|var)\.|\bcf\b|this (?:entry|lexicon)", re.I)
-# Paragraphs with these stems are dropped; in ROT13, so that neither this file nor a search over it shows them.
+NOT_PROSE = re.compile(
+    r"[{}\[\]<>|\\^~_*=+#$%@&/`]|https?:|www\.|\d{5}|\d,\d{3}|--|\.\.\.\.|\.(?:com|org|net|edu)\b"
+)
+DICTIONARY_TALK = re.compile(
+    r"\b(?:usu|esp|prob|syn|vi|vt|adj|obs|abbrev|var)\.|\bcf\b|this (?:entry|lexicon)", re.I
+)
+# Paragraphs with these stems are dropped; in ROT13, so that this file does not show them.
 UNWANTED = re.compile(
     r"\b(?:"
     + codecs.decode(
@@ -45,13 +54,13 @@ UNWANTED = re.compile(
 
 
 def paragraphs(source: str) -> list[str]:
-    """Blocks between blank lines, each joined to one line; headings and table rows are not told apart here."""
+    """Blocks between blank lines, each joined to one line; headings and tables among them."""
     blocks = re.split(r"\n\s*\n", source)
     return [" ".join(line.strip() for line in block.splitlines()) for block in blocks]
 
 
 def to_plain(paragraph: str) -> str:
-    """ASCII punctuation, cross-reference braces and a leading etymology or sense number removed, spaces folded."""
+    """ASCII punctuation, spaces folded; no cross-reference braces, etymology or sense number."""
     text = paragraph.translate(TO_ASCII)
     text = re.sub(r"^(?:\d+\.|\[[^\]]*\]|\([a-z]\))\s*", "", text.strip())
     text = re.sub(r"^\[[^\]]*\]\s*", "", text)
@@ -66,7 +75,9 @@ def clean(paragraph: str) -> str | None:
     text = to_plain(paragraph)
     if not text.isascii() or UNWANTED.search(text) or text.startswith(":"):
         return None
-    kept = [s for s in SENTENCE_END.split(text) if not (CROSS_REFERENCE.match(s) or DICTIONARY_TALK.search(s))]
+    kept = [
+        s for s in SENTENCE_END.split(text) if not (CROSS_REFERENCE.match(s) or DICTIONARY_TALK.search(s))
+    ]
     text = " ".join(kept)
     if NOT_PROSE.search(text) or len(text.split()) < MIN_WORDS:
         return None
@@ -77,7 +88,7 @@ def clean(paragraph: str) -> str | None:
 
 
 def haystack(source: str) -> str:
-    """Clean paragraphs in the source's order, one a line, at most MAX_BYTES bytes; none with a sentence seen before."""
+    """Clean paragraphs in order, one a line, at most MAX_BYTES bytes; none repeats an earlier sentence."""
     lines: list[str] = []
     seen: set[str] = set()
     size = 0
@@ -92,7 +103,9 @@ def haystack(source: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", type=Path, help="the Jargon File as plain text (UTF-8)")
     parser.add_argument("target", type=Path, help="the haystack file to write")
     arguments = parser.parse_args()

@@ -77,9 +77,44 @@ def _attention(
     """The attention function: mask of this layer, the backend's attention, then the pass's own work."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     mask = mosaic_pass.mask(layer, query.shape[2], key.shape[2], attention_mask)
-    output = mosaic_pass.backend(module, query, key, value, mask, scaling=scaling, **kwargs)
+    attend = mosaic_pass.backend if mask is None else _attend_grouped
+    output = attend(module, query, key, value, mask, scaling=scaling, **kwargs)
     mosaic_pass.attended(layer, query, key, value, scaling=scaling, present=attention_mask)
     return output
+
+
+class _Ungrouped(torch.nn.Module):
+    """Stands for an attention module whose query heads are already grouped by KV head."""
+
+
+_UNGROUPED = _Ungrouped()
+
+
+def _attend_grouped(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """sdpa with a mask, the query heads of a KV head stacked along the queries.
+
+    transformers' own function repeats K and V for every query head as soon as there is a mask; stacked,
+    nothing is copied.
+
+    Args:
+        query: (B, H, q, d). key, value: (B, G, k, d). mask: (B or 1, 1, q, k) bool.
+
+    Returns:
+        (B, q, H, d), None.
+    """
+    B, H, q, d = query.shape
+    G = key.shape[1]
+    stacked = query.reshape(B, G, H // G * q, d)
+    mask = mask.repeat(1, 1, H // G, 1)
+    output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](_UNGROUPED, stacked, key, value, mask, **kwargs)
+    return output.view(B, H // G, q, G, -1).permute(0, 2, 3, 1, 4).reshape(B, q, H, -1), None
 
 
 def _padding_only(*, attention_mask: torch.Tensor | None = None, **_: Any) -> torch.Tensor | None:

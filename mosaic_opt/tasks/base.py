@@ -23,10 +23,10 @@ class Example:
 
     id: 16 hex digits of a sha256 over `tokens` and `references`.
     prompt: the text that was tokenised; no chat template.
-    tokens: the prompt's token ids exactly as fed to the model, with the tokenizer's own special tokens (one BOS at most).
+    tokens: the prompt's token ids exactly as fed to the model, with the tokenizer's own BOS, if it adds one.
     references: the answers, without leading space.
-    answer_tokens: per reference, the token ids of " " + reference after the prompt, so that `tokens + answer_tokens[i]`
-        decodes to `prompt + " " + references[i]`.
+    answer_tokens: per reference, the token ids of " " + reference after the prompt, so that
+        `tokens + answer_tokens[i]` decodes to `prompt + " " + references[i]`.
     """
 
     id: str
@@ -57,7 +57,7 @@ class Task(ABC):
 
     @abstractmethod
     def examples(self, tokenizer: PreTrainedTokenizerBase, split: str, count: int) -> list[Example]:
-        """The first `count` examples of a split; `examples(..., n)` starts with `examples(..., m)` for every m < n.
+        """The first `count` examples of a split; a larger count begins with the same examples.
 
         split: one of SPLITS; no two splits share text or answers.
         """
@@ -67,7 +67,7 @@ class Task(ABC):
         """Score of a generated text, from 0 to 1."""
 
     def describe(self) -> dict[str, Any]:
-        """Everything that determines the examples, as JSON values, for a fingerprint; subclasses add to it."""
+        """What determines the examples, as JSON values, for a fingerprint; subclasses add to it."""
         return {
             "task": type(self).__name__,
             "name": self.name,
@@ -97,13 +97,16 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
 
 
 def build_example(
-    tokenizer: PreTrainedTokenizerBase, prompt: str, references: Sequence[str], tokens: Sequence[int] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    references: Sequence[str],
+    tokens: Sequence[int] | None = None,
 ) -> Example:
     """An Example whose answer tokens are checked to continue the prompt.
 
     references: at least one; none empty or with outer spaces.
     tokens: `encode(tokenizer, prompt)` if it is known already.
-    Raises ValueError where the prompt's last token would merge with an answer, or where decoding does not give the text back.
+    Raises ValueError where the prompt's last token would merge with an answer, or decoding changes the text.
     """
     if not references or any(not text or text != text.strip() for text in references):
         raise ValueError(f"references must be non-empty texts without outer spaces, got {list(references)!r}")
@@ -114,13 +117,18 @@ def build_example(
     return Example(digest, prompt, tuple(ids), tuple(references), answers)
 
 
-def _answer_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, ids: list[int], reference: str) -> tuple[int, ...]:
-    text = f"{prompt} {reference}"
-    joint = encode(tokenizer, text)
-    decoded = tokenizer.decode(joint, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    if joint[: len(ids)] != ids or decoded != text:
+def _answer_tokens(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, ids: list[int], reference: str
+) -> tuple[int, ...]:
+    """Tokenises the answer after the prompt's last line (whole prompts are slow), then checks the whole."""
+    line = prompt.rpartition("\n")[2]
+    alone = encode(tokenizer, line)
+    joint = encode(tokenizer, f"{line} {reference}")
+    answer = joint[len(alone) :]
+    decoded = tokenizer.decode(ids + answer, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    if joint[: len(alone)] != alone or decoded != f"{prompt} {reference}":
         raise ValueError(
             f"tokenizer must keep the prompt's tokens when an answer follows and decode to the same text, "
             f"got another result for the answer {reference!r} after {prompt[-40:]!r}"
         )
-    return tuple(joint[len(ids) :])
+    return tuple(answer)

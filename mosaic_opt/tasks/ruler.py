@@ -1,8 +1,9 @@
 """Needle tasks after RULER (Hsieh et al., 2024, arXiv:2404.06654), from a generator and wording of our own.
 
-A prompt is an instruction, a haystack with needles between its sentences, a question and an answer prefix that the model
-continues. Departures from the official generator: every prompt has exactly the wished number of tokens; every example has
-its own random generator and haystack offset; the splits share no haystack text, key or value.
+A prompt is an instruction, a haystack with needles between its sentences, a question and an answer prefix
+that the model continues. Departures from the official generator: every prompt has exactly the wished number
+of tokens; every example has its own random generator and haystack offset; the splits share no haystack text,
+key or value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mosaic_opt.tasks.base import SPLITS, Example, Task, build_example, check_request, encode, stable_generator
+from mosaic_opt.tasks.base import (
+    SPLITS,
+    Example,
+    Task,
+    build_example,
+    check_request,
+    encode,
+    stable_generator,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,11 +35,16 @@ if TYPE_CHECKING:
 GENERATOR_VERSION = 1
 HAYSTACKS = ("noise", "essay")
 
-INSTRUCTION = "Read the text below carefully. Somewhere in it a secret code is given, and you will be asked for it."
-NEEDLE = "The secret code of the {key} is {value}."
-QUESTION = "Question: What is the secret code of the {key}?"
-ANSWER_PREFIX = "Answer: The secret code of the {key} is"
-# One set a split, so that the splits share no haystack text; no word of the wording above.
+INSTRUCTION = (
+    "Some pass numbers for different things are hidden in the text below. "
+    "Remember them, because a question about one of them follows."
+)
+# The answer prefix repeats the needle up to its value: with other wordings SmolLM2-135M took a distractor's
+# value more often. Question and prefix have 25 of its tokens: an observation window of 32 covers both.
+NEEDLE = "The pass number for {key}: {value}."
+QUESTION = "Question: What is the pass number for {key} in the text above?"
+ANSWER_PREFIX = "Answer: The pass number for {key}:"
+# One set a split, so that the splits share no haystack text.
 NOISE = {
     "calibration": (
         "The rain fell softly on the roof.",
@@ -66,19 +80,11 @@ ATTEMPTS = 256  # places where that cut sentence may begin
 
 # Metric by task name in RULER: `all` is the share of references found, `part` is 1 if any is.
 METRICS = {
-    "niah_single_1": "string_match_all",
-    "niah_single_2": "string_match_all",
-    "niah_single_3": "string_match_all",
-    "niah_multikey_1": "string_match_all",
-    "niah_multikey_2": "string_match_all",
-    "niah_multikey_3": "string_match_all",
-    "niah_multivalue": "string_match_all",
-    "niah_multiquery": "string_match_all",
-    "vt": "string_match_all",
-    "cwe": "string_match_all",
-    "fwe": "string_match_all",
-    "qa_1": "string_match_part",
-    "qa_2": "string_match_part",
+    **{
+        f"niah_{kind}_{number}": "string_match_all" for kind in ("single", "multikey") for number in (1, 2, 3)
+    },
+    **dict.fromkeys(("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe"), "string_match_all"),
+    **dict.fromkeys(("qa_1", "qa_2"), "string_match_part"),
 }
 
 _DATA = Path(__file__).parent / "data"
@@ -87,9 +93,10 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def score(task: str, prediction: str, references: Sequence[str]) -> float:
-    """RULER's score of one prediction, from 0 to 1: control characters become newlines, then case-insensitive substring.
+    """RULER's score of one prediction, from 0 to 1: case-insensitive substring matches.
 
     task: a key of METRICS.
+    prediction: the generated text; control characters count as newlines.
     references: at least one, none empty.
     """
     if task not in METRICS:
@@ -105,7 +112,7 @@ class Needle(Task):
     """RULER's niah_single_1 (noise, 1 key), niah_single_2 (essay, 1 key) and niah_multikey_1 (essay, 4 keys).
 
     name: niah_single_1, niah_single_2 or niah_multikey_1.
-    haystack: "noise" (seven sentences over and over) or "essay" (the shipped prose, from a random sentence on).
+    haystack: "noise" (seven sentences over and over) or "essay" (the shipped prose).
     keys: needles in the haystack, each with a key and value of its own; one of them is asked for.
     tokens: exact prompt length.
     seed: another seed gives other examples from the same splits.
@@ -113,7 +120,7 @@ class Needle(Task):
     """
 
     def __init__(
-        self, *, name: str, haystack: str, keys: int, tokens: int = 650, seed: int = 0, new_tokens: int = 12
+        self, *, name: str, haystack: str, keys: int, tokens: int = 650, seed: int = 0, new_tokens: int = 10
     ) -> None:
         if name not in METRICS:
             raise ValueError(f"name must be one of {', '.join(METRICS)}, got {name!r}")
@@ -127,8 +134,8 @@ class Needle(Task):
         self.seed = seed
 
     def examples(self, tokenizer: PreTrainedTokenizerBase, split: str, count: int) -> list[Example]:
-        """See Task; raises ValueError where `tokens` cannot hold the needles, or the split has too few keys."""
-        check_request(split, count, largest=len(_key_pairs(split)) // self.keys)
+        """See Task; ValueError where `tokens` cannot hold the needles or the split has too few keys."""
+        check_request(split, count, largest=len(_key_pairs(SPLITS[0])) // self.keys)
         self._check_length(tokenizer)
         passage = _Passage(tokenizer, _sentences(self.haystack, split))
         drawn_keys = stable_generator(self.seed, split, "keys").permutation(len(_key_pairs(split)))
@@ -170,12 +177,17 @@ class Needle(Task):
             raise ValueError(f"tokens must be at least {minimum} for {self.keys} keys, got {self.tokens}")
 
     def _fit(
-        self, tokenizer: PreTrainedTokenizerBase, passage: _Passage, quiz: _Quiz, generator: np.random.Generator
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        passage: _Passage,
+        quiz: _Quiz,
+        generator: np.random.Generator,
     ) -> tuple[str, list[int]]:
         """The prompt and its token ids, exactly `tokens` of them.
 
-        Whole sentences are chosen by their token counts; the rest is a run of words cut to the missing number of tokens.
-        Where no cut has that number, or its tokens merge with their neighbours, the run begins one word further on.
+        Whole sentences are chosen by their token counts; the rest is a run of words cut to the missing number
+        of tokens. Where no cut has that number, or its tokens merge with their neighbours, the run begins one
+        word further on.
         """
         first = int(generator.integers(len(passage.sentences)))
         depths = [float(depth) for depth in generator.random(self.keys)]
@@ -215,7 +227,7 @@ class _Quiz(NamedTuple):
 
 
 class _Passage:
-    """One split's haystack as a ring of sentences, tokenised once; indices run past the end and begin again."""
+    """One split's haystack as a ring of sentences, tokenised once; indices past the end begin again."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]) -> None:
         self.tokenizer = tokenizer
@@ -235,7 +247,7 @@ class _Passage:
         return [self.sentences[i % len(self.sentences)] for i in range(first, first + number)]
 
     def cut(self, sentence: int, shift: int, tokens: int) -> str | None:
-        """Words from `shift` words after the sentence's start on, closed by a full stop, with exactly `tokens` tokens.
+        """Words from `shift` words after the sentence's start on, with a full stop: exactly `tokens` tokens.
 
         Returns None where no number of words has that many. Binary search: a word has at least one token.
         """

@@ -1,0 +1,283 @@
+"""The `mosaic` command: a verb, then Hydra overrides. The only importer of hydra."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import hydra
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mosaic_opt.model import ModelSource
+
+if TYPE_CHECKING:
+    from mosaic_opt.stages import Bench
+    from mosaic_opt.study import Plan
+
+VERBS = {
+    "search": (
+        "find allocations for one model, task and eviction method: all four stages",
+        "mosaic search task=niah_multikey_1 trials=300",
+    ),
+    "evaluate": (
+        "measure one allocation on a split; JSON on stdout",
+        "mosaic evaluate allocation=uniform:256 split=test",
+    ),
+    "dashboard": ("open optuna-dashboard on the study database", "mosaic dashboard port=8080"),
+}
+SPLIT_NAMES = ("calibration", "selection", "test")
+PARTS = ("model", "task", "eviction", "sampler", "levels", "calibration", "selection", "test", "tokens", "seed", "cap")
+
+
+class UserError(Exception):
+    """Something the user can mend: one line, exit code 2."""
+
+
+def main() -> None:
+    """Entry point of `mosaic` and `python -m mosaic_opt`."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return
+    verb = arguments[0]
+    if verb not in VERBS:
+        _fail(f"unknown verb {verb!r}; verbs are {', '.join(VERBS)} (mosaic --help)")
+    sys.argv = [f"mosaic {verb}", *arguments[1:]]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; we print them
+    signal.signal(signal.SIGTERM, _interrupt)
+    failed: list[str] = []
+    try:
+        job = _reporting({"search": search, "evaluate": evaluate, "dashboard": dashboard}[verb], failed)
+        hydra.main(config_path="pkg://mosaic_opt.conf", config_name=verb, version_base="1.3")(job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        _fail(_one_line(error))
+    except KeyboardInterrupt:
+        print("\ninterrupted: nothing finished is lost; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(2 if failed else 0)
+
+
+def _reporting(job: Callable[[DictConfig], None], failed: list[str]) -> Callable[[DictConfig], None]:
+    """The job, its user errors printed and collected, so that the other jobs of a multirun go on."""
+
+    def run(config: DictConfig) -> None:
+        try:
+            job(config)
+        except (UserError, OmegaConfBaseException) as error:
+            print(f"mosaic: {_one_line(error)}", file=sys.stderr)
+            failed.append(str(error))
+
+    return run
+
+
+def search(config: DictConfig) -> None:
+    """`mosaic search`: run or resume the four stages, or print the result that is there."""
+    from mosaic_opt.study import Plan, check_fingerprint, open_storage, stored_study
+
+    with _user_errors():
+        numbers = OmegaConf.to_container(config, resolve=True)
+        plan = Plan(**{field: numbers[field] for field in Plan.__dataclass_fields__})
+        plan.check_range(floor=1, prompt=config.tokens)
+        name = config.study or _default_name(config)
+        _require_name(name)
+        source = instantiate(config.model)
+        storage = open_storage(config.storage.url)
+        folder = Path(config.output) / "results" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        fingerprint = _fingerprint(config, source)
+        stored = stored_study(storage, name)
+        if stored is not None:
+            check_fingerprint(stored, fingerprint)
+    if stored is None or plan.key not in stored.user_attrs.get("finished", []):
+        _run_search(config, plan, source, name, storage, fingerprint, folder)
+    _show_result(config, plan, storage, name, folder)
+
+
+def _run_search(
+    config: DictConfig,
+    plan: Plan,
+    source: ModelSource,
+    name: str,
+    storage: Any,
+    fingerprint: dict[str, Any],
+    folder: Path,
+) -> None:
+    """Everything that needs the model, by one process at a time."""
+    from filelock import FileLock, Timeout
+
+    from mosaic_opt.report.terminal import TerminalWatch
+    from mosaic_opt.stages import Search
+
+    watch = TerminalWatch()
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            with _user_errors():
+                bench = _bench(config, source, plan.counts, watch)
+                plan.check_range(floor=bench.method.floor, prompt=config.tokens)
+                search = Search(
+                    name=name,
+                    plan=plan,
+                    bench=bench,
+                    sampler=instantiate(config.sampler),
+                    storage=storage,
+                    fingerprint=fingerprint,
+                    user_attrs={"config": OmegaConf.to_container(config, resolve=True)},
+                    watch=watch,
+                )
+            search.run()
+    except Timeout:
+        raise UserError(f"study {name!r} is being searched by another process") from None
+
+
+def _show_result(config: DictConfig, plan: Plan, storage: Any, name: str, folder: Path) -> None:
+    from mosaic_opt.report.result import result
+    from mosaic_opt.report.terminal import print_result
+
+    content = result(storage, name, winner=plan.winner, budgets=plan.budgets)
+    text = json.dumps(content, indent=2)
+    part = folder / f"result.json.{os.getpid()}.part"
+    part.write_text(text, encoding="utf-8")
+    part.replace(folder / "result.json")
+    where = {
+        "result": str(folder / "result.json"),
+        "database": config.storage.url,
+        "look at it": f"mosaic dashboard storage.url={config.storage.url}",
+    }
+    print_result(content, where)
+    print(text)
+
+
+def evaluate(config: DictConfig) -> None:
+    """`mosaic evaluate`: measure one allocation; one JSON object on stdout."""
+    from mosaic_opt import allocation
+    from mosaic_opt.report.terminal import TerminalWatch
+
+    with _user_errors():
+        given = config.allocation
+        given = OmegaConf.to_container(given) if OmegaConf.is_list(given) else given
+        if config.split not in SPLIT_NAMES:
+            raise ValueError(f"split must be one of {', '.join(SPLIT_NAMES)}; got {config.split!r}")
+        source = instantiate(config.model)
+        bench = _bench(config, source, {config.split: config[config.split]}, TerminalWatch())
+        wanted = allocation.parse(given, layers=bench.layers)
+        bench.examples  # noqa: B018  (bad counts are reported before the model loads)
+    measurement = bench.measure(config.split)(wanted)
+    report = {
+        "score": measurement.score,
+        "log_likelihood": measurement.log_likelihood,
+        "mean_budget": measurement.mean_budget,
+        "realised_mean": measurement.realised_mean,
+        "kv_bytes": measurement.kv_bytes,
+        "split": config.split,
+        "example_scores": measurement.scores,
+        "outputs": measurement.outputs,
+        "budgets": wanted.budgets,
+        "seconds": measurement.seconds,
+    }
+    print(json.dumps(report))
+
+
+def dashboard(config: DictConfig) -> None:
+    """`mosaic dashboard`: optuna-dashboard on the configured database, on loopback."""
+    from optuna_dashboard import run_server
+
+    from mosaic_opt.study import open_storage
+
+    with _user_errors():
+        if not isinstance(config.port, int) or not 1 <= config.port <= 65535:
+            raise ValueError(f"port must be between 1 and 65535; got {config.port!r}")
+        storage = open_storage(config.storage.url)
+    print(f"http://127.0.0.1:{config.port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
+    try:
+        run_server(storage, host="127.0.0.1", port=config.port)
+    except OSError as error:
+        raise UserError(f"port {config.port} cannot be used: {error.strerror}; choose another with port=") from None
+
+
+def _bench(config: DictConfig, source: ModelSource, counts: dict[str, int], watch: Any) -> Bench:
+    from mosaic_opt.stages import Bench
+
+    return Bench(
+        model=source,
+        task=instantiate(config.task),
+        method=instantiate(config.eviction),
+        counts=counts,
+        ranked=Path(config.output) / "ranked",
+        cap=config.cap,
+        batch_size=config.batch_size,
+        watch=watch,
+    )
+
+
+def _fingerprint(config: DictConfig, source: ModelSource) -> dict[str, Any]:
+    """What a study is made from, as far as it is known before anything is loaded."""
+    from mosaic_opt.study import versions
+
+    settings = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(settings, dict)
+    parts = {key: settings[key] for key in PARTS if key != "model"}
+    return {**parts, "model": source.fingerprint, "versions": versions()}
+
+
+def _default_name(config: DictConfig) -> str:
+    """Choices of model, task and eviction, and a hash of every setting that makes the study."""
+    settings = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(settings, dict)
+    parts = json.dumps({key: settings[key] for key in PARTS}, sort_keys=True)
+    choices = hydra.core.hydra_config.HydraConfig.get().runtime.choices
+    labels = "-".join(str(choices[group]) for group in ("model", "task", "eviction"))
+    return f"{labels}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
+
+
+def _require_name(name: Any) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,150}", name):
+        raise ValueError(f"study must be a name of letters, digits, '.', '_' and '-'; got {name!r}")
+
+
+@contextmanager
+def _user_errors() -> Iterator[None]:
+    """Inside, a ValueError or OSError is the user's to mend; elsewhere it is a fault of ours."""
+    try:
+        yield
+    except (ValueError, OSError, OmegaConfBaseException) as error:
+        raise UserError(_one_line(error)) from error
+    except HydraException as error:  # instantiate wraps what a constructor raised
+        cause = error.__cause__
+        raise UserError(_one_line(cause if isinstance(cause, ValueError) else error)) from error
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    return "; ".join(line for line in lines if line) or type(error).__name__
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"mosaic: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _usage() -> str:
+    lines = ["usage: mosaic VERB [override ...]", ""]
+    for verb, (meaning, example) in VERBS.items():
+        lines += [f"  {verb:<10} {meaning}", f"  {'':<10}   {example}"]
+    lines += ["", "mosaic VERB --help shows a verb's settings; -m runs a grid (task=a,b eviction=c,d)."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

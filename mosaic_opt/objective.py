@@ -1,0 +1,153 @@
+"""From a trial to its values: parameters -> allocation -> measurement -> values and attributes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from optuna import Trial
+
+from mosaic_opt.allocation import Allocation, from_weights
+
+if TYPE_CHECKING:
+    from mosaic_opt.evaluator import Measurement
+
+Measure = Callable[[Allocation], "Measurement"]
+
+
+class Objective(ABC):
+    """Callable for Optuna: suggests, decodes, measures, records.
+
+    Args:
+        measure: gives the measurement of an allocation, usually `Evaluator.evaluate`.
+        layers: number of evictable layers.
+    """
+
+    directions: tuple[str, ...]
+    metric_names: tuple[str, ...]
+
+    def __init__(self, *, measure: Measure, layers: int) -> None:
+        self.measure, self.layers = measure, layers
+
+    @abstractmethod
+    def suggest(self, trial: Trial) -> dict[str, Any]:
+        """Ask the trial for one parameter per layer, bottom first."""
+
+    @abstractmethod
+    def decode(self, params: dict[str, Any]) -> tuple[int, ...]:
+        """Layer budgets in tokens that the parameters stand for."""
+
+    @abstractmethod
+    def values(self, trial: Trial, allocation: Allocation, measurement: Measurement) -> Any:
+        """What Optuna is told."""
+
+    def __call__(self, trial: Trial) -> Any:
+        try:
+            allocation = Allocation(self.decode(self.suggest(trial)))
+            measurement = self.measure(allocation)
+            for key, value in attributes(allocation, measurement).items():
+                trial.set_user_attr(key, value)
+            return self.values(trial, allocation, measurement)
+        except (KeyboardInterrupt, SystemExit):
+            trial.set_user_attr("interrupted", True)
+            raise
+
+
+class LevelObjective(Objective):
+    """Stage 1: every layer takes one of a few levels; minimise the mean budget, maximise the score.
+
+    Args:
+        levels: budgets a layer can take, in tokens, rising.
+        measure, layers: see `Objective`.
+    """
+
+    directions = ("minimize", "maximize")
+    metric_names = ("mean budget", "score")
+
+    def __init__(self, *, levels: Sequence[int], measure: Measure, layers: int) -> None:
+        super().__init__(measure=measure, layers=layers)
+        self.levels = tuple(levels)
+
+    def suggest(self, trial: Trial) -> dict[str, int]:
+        highest = len(self.levels) - 1
+        return {name: trial.suggest_int(name, 0, highest) for name in parameter_names("layer", self.layers)}
+
+    def decode(self, params: dict[str, Any]) -> tuple[int, ...]:
+        return tuple(self.levels[params[name]] for name in parameter_names("layer", self.layers))
+
+    def encode(self, indices: Sequence[int]) -> dict[str, int]:
+        """Parameters of an allocation given as level indices."""
+        return dict(zip(parameter_names("layer", self.layers), map(int, indices), strict=True))
+
+    def mean_budget(self, params: dict[str, Any]) -> float:
+        """Objective 1, known before anything is measured."""
+        budgets = self.decode(params)
+        return sum(budgets) / len(budgets)
+
+    def values(self, trial: Trial, allocation: Allocation, measurement: Measurement) -> tuple[float, float]:
+        return allocation.mean, measurement.score
+
+
+class WeightObjective(Objective):
+    """Stage 4: weights decoded to one exact mean budget; maximise the score.
+
+    The constraint (mean budget minus the target, feasible at <= 0) is recorded with each trial: every decoded
+    trial meets it, an imported one may not.
+
+    Args:
+        budget: target mean budget in tokens.
+        floor, cap: bounds of a layer budget in tokens.
+        measure, layers: see `Objective`.
+    """
+
+    directions = ("maximize",)
+    metric_names = ("score",)
+
+    def __init__(self, *, budget: int, floor: int, cap: int, measure: Measure, layers: int) -> None:
+        super().__init__(measure=measure, layers=layers)
+        self.budget, self.floor, self.cap = budget, floor, cap
+
+    def suggest(self, trial: Trial) -> dict[str, float]:
+        return {name: trial.suggest_float(name, 0.0, 1.0) for name in parameter_names("weight", self.layers)}
+
+    def decode(self, params: dict[str, Any]) -> tuple[int, ...]:
+        weights = [params[name] for name in parameter_names("weight", self.layers)]
+        return from_weights(weights, self.budget, floor=self.floor, cap=self.cap, base=self.floor).budgets
+
+    def encode(self, allocation: Allocation) -> dict[str, float]:
+        """Weights that decode to this allocation, up to rounding, if its mean is the target."""
+        beyond = [max(0, budget - self.floor) for budget in allocation.budgets]
+        largest = max(beyond) or 1
+        return {
+            name: value / largest
+            for name, value in zip(parameter_names("weight", self.layers), beyond, strict=True)
+        }
+
+    def values(self, trial: Trial, allocation: Allocation, measurement: Measurement) -> float:
+        trial.set_constraint("mean_budget", allocation.mean - self.budget)
+        return measurement.score
+
+
+def parameter_names(prefix: str, layers: int) -> list[str]:
+    """`layer_00`, `layer_01` ...: as many digits as the last needs, at least two."""
+    digits = max(2, len(str(layers - 1)))
+    return [f"{prefix}_{layer:0{digits}d}" for layer in range(layers)]
+
+
+def attributes(allocation: Allocation, measurement: Measurement, *, outputs: bool = False) -> dict[str, Any]:
+    """Trial attributes of a measurement, JSON-serialisable."""
+    recorded: dict[str, Any] = {
+        "budgets": list(allocation.budgets),
+        "mean_budget": measurement.mean_budget,
+        "realised_mean": measurement.realised_mean,
+        "kv_bytes": measurement.kv_bytes,
+        "score": measurement.score,
+        "log_likelihood": measurement.log_likelihood,
+        "example_scores": list(measurement.scores),
+        "example_log_likelihoods": list(measurement.log_likelihoods),
+        "seconds": measurement.seconds,
+    }
+    if outputs:
+        recorded["outputs"] = list(measurement.outputs)
+    return recorded

@@ -1,0 +1,114 @@
+"""The result of a search, computed from the study database alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from mosaic_opt.report.statistics import cache_ratio, paired_gain
+
+COMPARED = ("full", "uniform", "pyramid", "rescaled", "refined")
+
+
+def result(storage: RDBStorage, name: str, *, winner: str, budgets: Sequence[int]) -> dict[str, Any]:
+    """Everything `result.json` holds, JSON-serialisable.
+
+    Args:
+        storage: study database.
+        name: name of the stage-1 study.
+        winner: rule of stage 2 whose winner is reported (`shape` or `paper`).
+        budgets: mean budgets to report, each searched before.
+
+    Raises:
+        KeyError: if the study is not there.
+        ValueError: if its search has not come to an end yet.
+    """
+    study = _load(storage, name)
+    if "finished" not in study.user_attrs:
+        raise ValueError(f"study {name!r} is not finished: run the same search again to go on")
+    splits = {split: _by_budgets(_load(storage, f"{name}-{split}")) for split in ("selection", "test")}
+    chosen = study.user_attrs["allocations"]
+    won = study.user_attrs["winners"][winner]
+    rows = [row for budget in budgets for row in budget_rows(budget, chosen[str(budget)], splits["test"])]
+    return {
+        "study": name,
+        "config": study.user_attrs["config"],
+        "fingerprint": study.user_attrs["fingerprint"],
+        "versions": study.user_attrs["versions"],
+        "protocol": study.user_attrs["protocol"],
+        "metric": study.user_attrs["metric"],
+        "winner": {
+            "rule": winner,
+            "budgets": won,
+            "mean_budget": sum(won) / len(won),
+            "scores": {split: _score(trials.get(tuple(won))) for split, trials in splits.items()},
+        },
+        "winners": study.user_attrs["winners"],
+        "rows": rows,
+        "uniform_curve": _uniform_curve(splits["test"]),
+        "trials": _trial_counts(storage, name),
+        "seconds": study.user_attrs.get("seconds", {}),
+    }
+
+
+def budget_rows(
+    budget: int, chosen: dict[str, list[int]], test: dict[tuple[int, ...], FrozenTrial]
+) -> list[dict[str, Any]]:
+    """One row per compared allocation at one mean budget, all on the same test examples."""
+    curve = _uniform_curve(test)
+    trials = {name: test[tuple(chosen[name])] for name in COMPARED}
+    full = trials["full"].user_attrs["score"]
+    baseline = trials["uniform"].user_attrs["example_scores"]
+    rows = []
+    for name, trial in trials.items():
+        recorded = trial.user_attrs
+        gain, low, high = paired_gain(recorded["example_scores"], baseline)
+        rows.append(
+            {
+                "budget": budget,
+                "allocation": name,
+                "budgets": recorded["budgets"],
+                "mean_budget": recorded["mean_budget"],
+                "kv_bytes": recorded["kv_bytes"],
+                "score": recorded["score"],
+                "gain": gain,
+                "interval": [low, high],
+                "cache_ratio": cache_ratio(recorded["score"], recorded["mean_budget"], curve, full),
+            }
+        )
+    return rows
+
+
+def _load(storage: RDBStorage, name: str) -> optuna.Study:
+    return optuna.load_study(study_name=name, storage=storage, sampler=optuna.samplers.RandomSampler())
+
+
+def _by_budgets(study: optuna.Study) -> dict[tuple[int, ...], FrozenTrial]:
+    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return {tuple(trial.user_attrs["budgets"]): trial for trial in trials}
+
+
+def _uniform_curve(test: dict[tuple[int, ...], FrozenTrial]) -> list[tuple[float, float]]:
+    return sorted(
+        (float(budgets[0]), trial.user_attrs["score"])
+        for budgets, trial in test.items()
+        if len(set(budgets)) == 1
+    )
+
+
+def _score(trial: FrozenTrial | None) -> float | None:
+    return None if trial is None else trial.user_attrs["score"]
+
+
+def _trial_counts(storage: RDBStorage, name: str) -> dict[str, dict[str, int]]:
+    """Trials by state for every study of this search."""
+    names = [study for study in optuna.get_all_study_names(storage) if study == name or study.startswith(f"{name}-")]
+    return {
+        study: dict(Counter(trial.state.name for trial in _load(storage, study).get_trials(deepcopy=False)))
+        for study in sorted(names)
+    }

@@ -1,0 +1,210 @@
+"""MosaicSampler: the Optuna side of the classifier-guided sampler; the algorithm is in proposal.py."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.search_space import intersection_search_space
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from .labels import break_ties
+from .pareto import losses
+from .proposal import Description, Observations, Proposer
+from .space import Space
+
+Floats = npt.NDArray[np.float64]
+Decode = Callable[[dict[str, Any]], Sequence[float]]
+KnownObjective = Callable[[dict[str, Any]], float]
+
+
+class MosaicSampler(BaseSampler):
+    """Proposes what a classifier, fitted on the trials so far, takes for most probably good.
+
+    For one objective or several, any directions, on Int, Float and Categorical parameters. It keeps no state: every
+    proposal is a function of the seed, the number of earlier trials and the set of stored trials, whatever their order.
+    A trial with the user attribute `interrupted` is as if it had never been; the configuration of any other trial
+    (complete, failed, pruned, running, or enqueued) is not proposed again while an untried one can be found.
+    The user attribute `origin` of each trial says where its proposal came from: lhs, classifier or random.
+
+    Args:
+        seed: at least 0.
+        decode: the numbers that the parameters stand for. Equal numbers (to nine decimals) are one configuration, and
+            they are what the classifier sees. Default: the parameters themselves, scaled to 0..1.
+        known_objective: the exact value of objective 0 before the evaluation (two objectives or more).
+        signal: user attribute (a float, higher is better) that breaks ties of the last objective, the score.
+        search_space: the whole space, if known, so that the first trial is proposed jointly, too; default: what all
+            complete trials have in common.
+        n_startup_trials: size of the Latin hypercube, used while fewer trials are complete.
+        exploration: share of proposals that are random or mutate a front member at random.
+        n_candidates: population of the differential evolution, at least 16.
+        n_generations: its generations.
+        n_observations: the classifier learns from at most so many trials, at least 16.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        decode: Decode | None = None,
+        known_objective: KnownObjective | None = None,
+        signal: str | None = None,
+        search_space: Mapping[str, BaseDistribution] | None = None,
+        n_startup_trials: int = 10,
+        exploration: float = 0.05,
+        n_candidates: int = 64,
+        n_generations: int = 12,
+        n_observations: int = 600,
+    ) -> None:
+        if seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
+        if n_startup_trials < 1:
+            raise ValueError(f"n_startup_trials must be at least 1, got {n_startup_trials}")
+        self._seed = seed
+        self._decode = decode
+        self._known_objective = known_objective
+        self._signal = signal
+        self._search_space = None if search_space is None else dict(sorted(search_space.items()))
+        self._n_startup_trials = n_startup_trials
+        self._proposer = Proposer(
+            exploration=exploration,
+            n_candidates=n_candidates,
+            n_generations=n_generations,
+            n_observations=n_observations,
+        )
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The space given at construction, or what the complete trials share: all parameters are proposed jointly."""
+        if self._search_space is not None:
+            return dict(self._search_space)
+        return intersection_search_space([t for t in _others(study, trial) if t.state == TrialState.COMPLETE])
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Plain Python values for every parameter of the space."""
+        if not search_space:
+            return {}
+        space = Space(search_space)
+        trials = _others(study, trial)
+        count = sum(t.number < trial.number for t in trials)
+        describe = _Describer(space, self._decode, self._known_objective, _sign(study))
+        units, seen = _stored(space, trials)
+        tried = describe(units).keys
+        usable = [i for i, t in enumerate(seen) if t.state == TrialState.COMPLETE and np.isfinite(t.values).all()]
+        rng = np.random.default_rng([self._seed, count])
+        if len(usable) < self._n_startup_trials:
+            row, origin = self._startup(space, describe, set(tried), count, rng)
+        else:
+            observed = self._observe(study, describe(units[usable]), units[usable], [seen[i] for i in usable])
+            row, origin = self._proposer.propose(observed, describe, set(tried), space.box, rng)
+        _record_origin(study, trial, origin)
+        parameters = space.parameters(row[None])[0]
+        space.check(parameters)
+        return parameters
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """A uniform value for a parameter outside the joint space; its generator also depends on the name."""
+        count = sum(t.number < trial.number for t in _others(study, trial))
+        seed = np.random.SeedSequence([self._seed, count, crc32(param_name.encode())]).generate_state(1)[0]
+        _record_origin(study, trial, "random")
+        return RandomSampler(seed=int(seed)).sample_independent(study, trial, param_name, param_distribution)
+
+    def _startup(
+        self, space: Space, describe: "_Describer", tried: set[bytes], count: int, rng: np.random.Generator
+    ) -> tuple[Floats, str]:
+        """The next untried row of the Latin hypercube, which depends on the seed only; else a random one."""
+        design = space.box.latin_hypercube(self._n_startup_trials, np.random.default_rng(self._seed))
+        design = np.roll(design, -count, axis=0)
+        for row, key in zip(design, describe(design).keys, strict=True):
+            if key not in tried:
+                return row, "lhs"
+        return self._proposer.untried(describe, tried, space.box, rng), "random"
+
+    def _observe(
+        self, study: Study, description: Description, units: Floats, trials: Sequence[FrozenTrial]
+    ) -> Observations:
+        """The usable trials as arrays in an order that does not depend on their numbers."""
+        values = losses([t.values for t in trials], [d.name.lower() for d in study.directions])
+        signal = np.array([_number(t.user_attrs.get(self._signal or "")) for t in trials])
+        order = np.lexsort((signal, *values.T, *units.T, *description.features.T))
+        if self._signal is not None:
+            values[:, -1] = break_ties(values[:, -1], signal)
+        return Observations(units[order], description.features[order], values[order])
+
+
+class _Describer:
+    """What rows of units stand for; decodes each configuration once in its life of one proposal."""
+
+    def __init__(
+        self, space: Space, decode: Decode | None, known_objective: KnownObjective | None, sign: float
+    ) -> None:
+        self._space, self._decode, self._known_objective, self._sign = space, decode, known_objective, sign
+        self._memory: dict[bytes, tuple[Floats, float]] = {}
+
+    def __call__(self, units: Floats) -> Description:
+        """Description of snapped units (n, d); the known loss, if any, is also the last feature."""
+        keys = _keys(units)
+        if self._decode is None and self._known_objective is None:
+            return Description(self._space.box.features(units), keys, None)
+        self._remember(keys, units)
+        vectors = np.array([self._memory[key][0] for key in keys])
+        known = np.array([self._memory[key][1] for key in keys])
+        features = self._space.box.features(units) if self._decode is None else vectors
+        if self._decode is not None:
+            keys = _keys(vectors)
+        if self._known_objective is None:
+            return Description(features, keys, None)
+        return Description(np.column_stack([features, known]), keys, known)
+
+    def _remember(self, keys: Sequence[bytes], units: Floats) -> None:
+        new = {key: i for i, key in enumerate(keys) if key not in self._memory}
+        parameters = self._space.parameters(units[list(new.values())])
+        for key, configuration in zip(new, parameters, strict=True):
+            vector = np.empty(0) if self._decode is None else self._decode(configuration)
+            known = 0.0 if self._known_objective is None else self._sign * self._known_objective(configuration)
+            if not (np.isfinite(vector).all() and np.isfinite(known)):
+                raise ValueError(f"decode and known_objective must give finite numbers, got {vector} and {known}")
+            self._memory[key] = np.asarray(vector, dtype=float), known
+
+
+def _keys(rows: Floats) -> list[bytes]:
+    """One hashable key a row, equal where all numbers are equal to nine decimals (adding zero drops the sign of -0)."""
+    return [row.tobytes() for row in np.round(rows, 9) + 0.0]
+
+
+def _others(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
+    """All trials but this one and those tagged as interrupted."""
+    trials = study.get_trials(deepcopy=False)
+    return [t for t in trials if t.number != trial.number and not t.user_attrs.get("interrupted")]
+
+
+def _stored(space: Space, trials: Sequence[FrozenTrial]) -> tuple[Floats, list[FrozenTrial]]:
+    """Units (n, d) of the trials that lie wholly in the space, and these trials.
+
+    An enqueued trial that has not set its parameters yet counts with those it was given.
+    """
+    units, kept = space.units([{**t.system_attrs.get("fixed_params", {}), **t.params} for t in trials])
+    return units, [trials[i] for i in kept]
+
+
+def _sign(study: Study) -> float:
+    return -1.0 if study.directions[0] == StudyDirection.MAXIMIZE else 1.0
+
+
+def _number(value: Any) -> float:
+    """A float from a user attribute; NaN for anything else."""
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _record_origin(study: Study, trial: FrozenTrial, origin: str) -> None:
+    """Store where a proposal came from; the first to say so (the one who enqueued the trial, say) is right."""
+    storage = study._storage
+    if "origin" not in storage.get_trial(trial._trial_id).user_attrs:
+        storage.set_trial_user_attr(trial._trial_id, "origin", origin)

@@ -1,0 +1,191 @@
+"""The next configuration from the observations so far: classifier, then differential evolution (pure array code)."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .box import Box
+from .classifier import Classifier
+from .evolution import maximise
+from .labels import good
+from .pareto import shells
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What n configurations stand for: features (n, k), one key each (equal = the same), known first loss (n,)."""
+
+    features: Floats
+    keys: list[bytes]
+    known: Floats | None
+
+
+Describe = Callable[[Floats], Description]
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Finished trials in canonical order: units (n, d), features (n, k), losses (n, m), all minimised."""
+
+    units: Floats
+    features: Floats
+    losses: Floats
+
+    def take(self, index: Ints) -> "Observations":
+        """The observations of these indices."""
+        return Observations(self.units[index], self.features[index], self.losses[index])
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the next proposal shall lie: parents (p,) to mutate, interval of the first loss (None = anywhere)."""
+
+    parents: Ints
+    interval: tuple[float, float] | None
+
+
+class Proposer:
+    """The settings of the algorithm; every call of `propose` stands for itself."""
+
+    def __init__(
+        self,
+        *,
+        exploration: float = 0.05,
+        n_candidates: int = 64,
+        n_generations: int = 12,
+        n_observations: int = 600,
+    ) -> None:
+        if not 0 <= exploration <= 1:
+            raise ValueError(f"exploration must lie between 0 and 1, got {exploration}")
+        if n_candidates < 16:
+            raise ValueError(f"n_candidates must be at least 16, got {n_candidates}")
+        if n_generations < 0:
+            raise ValueError(f"n_generations must be at least 0, got {n_generations}")
+        if n_observations < 16:
+            raise ValueError(f"n_observations must be at least 16, got {n_observations}")
+        self._exploration = exploration
+        self._n_candidates = n_candidates
+        self._n_generations = n_generations
+        self._n_observations = n_observations
+
+    def propose(
+        self,
+        observations: Observations,
+        describe: Describe,
+        tried: Collection[bytes],
+        box: Box,
+        rng: np.random.Generator,
+    ) -> tuple[Floats, str]:
+        """Snapped units (d,) of the next configuration and its origin, "classifier" or "random"."""
+        front = np.flatnonzero(shells(observations.losses) == 0)
+        if rng.random() >= self._exploration:
+            row = self._guided(observations, front, describe, tried, box, rng)
+            if row is not None:
+                return row, "classifier"
+        mutated = rng.random() < 0.5
+        parents = observations.units[rng.choice(front, 16)] if mutated else np.empty((0, box.dimension))
+        return self.untried(describe, tried, box, rng, parents), "random"
+
+    def untried(
+        self,
+        describe: Describe,
+        tried: Collection[bytes],
+        box: Box,
+        rng: np.random.Generator,
+        parents: Floats | None = None,
+    ) -> Floats:
+        """An untried mutation of parents (p, d), else an untried random row, else (all tried) any random row."""
+        fresh = box.grid()[rng.permutation(int(box.size))] if box.size <= 1024 else box.sample(256, rng)
+        if parents is not None and len(parents):
+            fresh = np.concatenate([box.mutate(parents, rng), fresh])
+        row = _first_untried(fresh, describe, tried)
+        return fresh[-1] if row is None else row
+
+    def _guided(
+        self,
+        observations: Observations,
+        front: Ints,
+        describe: Describe,
+        tried: Collection[bytes],
+        box: Box,
+        rng: np.random.Generator,
+    ) -> Floats | None:
+        """The untried configuration of the highest P(good) that the evolution met, or None."""
+        learned, labels = _training_set(observations, self._n_observations)
+        classifier = Classifier(seed=int(rng.integers(2**31))).fit(learned.features, labels)
+        target = _target(observations.losses, front, _lowest(describe, box), rng)
+
+        def probability(units: Floats) -> Floats:
+            description = describe(units)
+            return classifier.predict_proba(description.features) - _distance(description.known, target.interval)
+
+        count = self._n_candidates - self._n_candidates // 8
+        parents = observations.units[target.parents[rng.integers(len(target.parents), size=count)]]
+        initial = np.concatenate([box.mutate(parents, rng), box.sample(self._n_candidates // 8, rng)])
+        points, _ = maximise(probability, box, initial, rng, generations=self._n_generations)
+        return _first_untried(points, describe, tried)
+
+
+def _training_set(observations: Observations, limit: int) -> tuple[Observations, npt.NDArray[np.bool_]]:
+    """At most `limit` observations and their labels: the best third of the limit, the rest evenly by shell."""
+    count = len(observations.losses)
+    if count <= limit:
+        return observations, good(observations.losses)
+    labels = good(observations.losses, share=limit / 3 / count)
+    positive = np.flatnonzero(labels)[: limit // 2]
+    rest = np.flatnonzero(~labels)
+    rest = rest[np.argsort(shells(observations.losses[rest]), kind="stable")]
+    rest = rest[np.linspace(0, len(rest) - 1, min(len(rest), limit - len(positive))).astype(int)]
+    kept = np.sort(np.concatenate([positive, rest]))
+    return observations.take(kept), labels[kept]
+
+
+def _target(losses: Floats, front: Ints, lowest: float, rng: np.random.Generator) -> Target:
+    """A gap of a two-objective front, drawn by the area a point inside could gain at most; else the whole front.
+
+    The first objective is known before the evaluation, so a proposal can be asked to fall into the gap: proposals spread
+    along the front instead of crowding where the classifier is surest. Beyond each end the front is continued by a tenth
+    of the observed range, but not below `lowest`, the least first loss the box can give.
+    """
+    order = front[np.lexsort(losses[front].T[::-1])]
+    if losses.shape[1] != 2:
+        return Target(order, None)
+    reach = np.ptp(losses, axis=0) / 10
+    worst = losses.max(axis=0)
+    (left, _), (right, best) = losses[order[0]], losses[order[-1]]
+    first = np.concatenate([[max(min(lowest, left), left - reach[0])], losses[order, 0], [max(right, worst[0])]])
+    second = np.concatenate([[worst[1]], losses[order, 1], [best - reach[1]]])
+    areas = np.diff(first) * -np.diff(second)
+    if areas.sum() <= 0:
+        return Target(order, None)
+    gap = int(rng.choice(len(areas), p=areas / areas.sum()))
+    return Target(order[max(0, gap - 2) : gap + 2], (first[gap], first[gap + 1]))
+
+
+def _lowest(describe: Describe, box: Box) -> float:
+    """Least known first loss at two opposite corners of the box: the least there is if it is monotone."""
+    known = describe(box.snap(np.stack([np.zeros(box.dimension), np.ones(box.dimension)]))).known
+    return -np.inf if known is None else float(known.min())
+
+
+def _distance(known: Floats | None, interval: tuple[float, float] | None) -> Floats | float:
+    """How far outside the interval each known first loss (n,) lies, in lengths of the interval."""
+    if known is None or interval is None:
+        return 0.0
+    low, high = interval
+    return np.maximum(0.0, np.maximum(low - known, known - high)) / (high - low)
+
+
+def _first_untried(units: Floats, describe: Describe, tried: Collection[bytes]) -> Floats | None:
+    """First row of units (n, d) whose key was not tried; described in blocks, as decoding costs."""
+    for start in range(0, len(units), 64):
+        block = units[start : start + 64]
+        for row, key in zip(block, describe(block).keys, strict=True):
+            if key not in tried:
+                return row
+    return None

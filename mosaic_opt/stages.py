@@ -1,0 +1,442 @@
+"""The four stages: search, select, rescale, refine; then the test measurements that are reported.
+
+Everything a stage finds is stored in the study database before the next begins, so a run that was killed
+goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optuna
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial
+from scipy.stats import qmc
+
+from mosaic_opt import allocation as allocations
+from mosaic_opt.allocation import Allocation
+from mosaic_opt.evaluator import Evaluator, Measurement, ranked_fingerprint
+from mosaic_opt.eviction import EvictionMethod
+from mosaic_opt.model import ModelSource
+from mosaic_opt.objective import LevelObjective, Objective, WeightObjective
+from mosaic_opt.samplers.pareto import shells
+from mosaic_opt.study import Measured, Plan, completed, open_study, run_trials
+from mosaic_opt.tasks import Example, Task
+
+GRID = 32  # tokens between the uniform allocations of the cache ratio's curve
+SEED_SHAPES = 12  # front shapes that seed a refinement
+FINALISTS = 8  # refined candidates measured on the selection split
+
+Sampler = Callable[..., BaseSampler]
+
+
+class Watch:
+    """What the stages tell whoever looks on; this one stays silent."""
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
+        """A progress bar; call it with what is done so far and a short note."""
+        yield lambda done, note: None
+
+    def say(self, text: str) -> None:
+        """One line for people."""
+
+
+class Bench:
+    """Model, examples and evaluators of one setting, made when they are first needed.
+
+    Args:
+        model: where the model comes from.
+        task, method: what is measured, under which eviction.
+        counts: examples per split.
+        ranked: folder for ranked caches; None keeps them in memory only.
+        cap: largest layer budget (tokens); None means the longest prompt.
+        batch_size: examples decoded together.
+        watch: told about progress.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ModelSource,
+        task: Task,
+        method: EvictionMethod,
+        counts: dict[str, int],
+        ranked: Path | None = None,
+        cap: int | None = None,
+        batch_size: int = 16,
+        watch: Watch | None = None,
+    ) -> None:
+        self.source, self.task, self.method, self.counts = model, task, method, counts
+        self.ranked, self.batch_size, self.watch = ranked, batch_size, watch or Watch()
+        self._cap = cap
+        self._evaluators: dict[str, Evaluator] = {}
+
+    @cached_property
+    def examples(self) -> dict[str, list[Example]]:
+        """Examples of each split; raises ValueError if two splits share one."""
+        tokenizer = self.source.tokenizer
+        made = {split: self.task.examples(tokenizer, split, count) for split, count in self.counts.items()}
+        ids = [example.id for examples in made.values() for example in examples]
+        if len(set(ids)) != len(ids):
+            raise ValueError("splits must not share examples; the task gave the same one twice")
+        return made
+
+    @cached_property
+    def layers(self) -> int:
+        """Number of evictable layers, from the model's configuration alone."""
+        from mosaic_opt.eviction.attach import evictable_layers
+
+        return len(evictable_layers(self.source.config.get_text_config(decoder=True)))
+
+    @cached_property
+    def cap(self) -> int:
+        """Largest layer budget that makes sense: the longest prompt, or less if so configured."""
+        longest = max(len(example.tokens) for examples in self.examples.values() for example in examples)
+        return min(self._cap or longest, longest)
+
+    def example_hashes(self) -> dict[str, str]:
+        """One hash of the example ids per split, for the fingerprint."""
+        return {
+            split: hashlib.sha256(",".join(example.id for example in examples).encode()).hexdigest()[:16]
+            for split, examples in self.examples.items()
+        }
+
+    @cached_property
+    def _model(self) -> Any:
+        self.watch.say(f"loading {self.source.name}")
+        return self.source.load()
+
+    def evaluator(self, split: str) -> Evaluator:
+        """The split's evaluator, prefilled on first use."""
+        if split not in self._evaluators:
+            examples, model = self.examples[split], self._model
+            folder = None
+            if self.ranked is not None:
+                name = ranked_fingerprint(
+                    f"{self.source.fingerprint}:{model.dtype}", self.task, self.method, self.cap
+                )
+                folder = self.ranked / name
+            with self.watch.bar(f"prefill {split}", len(examples)) as advance:
+                self._evaluators[split] = Evaluator(
+                    model=model,
+                    tokenizer=self.source.tokenizer,
+                    task=self.task,
+                    examples=examples,
+                    method=self.method,
+                    cap=self.cap,
+                    batch_size=self.batch_size,
+                    store=folder,
+                    progress=lambda done, total: advance(done, ""),
+                )
+        return self._evaluators[split]
+
+    def measure(self, split: str) -> Callable[[Allocation], Measurement]:
+        """Measure allocations on a split; the evaluator is made at the first call."""
+        return lambda allocation: self.evaluator(split).evaluate(allocation)
+
+    def release(self, *splits: str) -> None:
+        """Free the ranked caches of these splits."""
+        for split in splits:
+            self._evaluators.pop(split, None)
+
+
+class Search:
+    """The four stages for one model, task and eviction method.
+
+    Args:
+        name: study name; the other studies' names derive from it.
+        plan: the numbers.
+        bench: model, examples, evaluators.
+        sampler: makes the proposer; called with those of `decode`, `known_objective` and `signal` it takes.
+        storage: study database.
+        fingerprint: what the studies are made from; the examples' hashes are added here.
+        user_attrs: further attributes of the main study.
+        watch: told about progress.
+
+    Raises:
+        ValueError: if levels or budgets cannot be met, or the stored study was made from something else.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        plan: Plan,
+        bench: Bench,
+        sampler: Sampler,
+        storage: RDBStorage,
+        fingerprint: dict[str, Any],
+        user_attrs: dict[str, Any],
+        watch: Watch,
+    ) -> None:
+        plan.check_range(floor=bench.method.floor, prompt=bench.cap)
+        self.name, self.plan, self.bench, self.storage, self.watch = name, plan, bench, storage, watch
+        self.sampler = sampler
+        self._inside = 0.0  # seconds spent in phases inside the current one
+        self.fingerprint = {**fingerprint, "examples": bench.example_hashes()}
+        self.objective = LevelObjective(
+            levels=plan.levels, measure=bench.measure("calibration"), layers=bench.layers
+        )
+        self.study = self._open(
+            name,
+            self.objective,
+            stage="search",
+            sampler=self._proposer(self.objective, known_objective=self.objective.mean_budget),
+            user_attrs=user_attrs,
+        )
+        self.selection = self._measured("selection")
+        self.test = self._measured("test")
+
+    def run(self) -> None:
+        """Run or resume every stage; afterwards the database holds the whole result."""
+        with self._timed("search"):
+            front = self.search()
+        with self._timed("select"):
+            winner = self.select(front)
+        chosen: dict[str, dict[str, list[int]]] = {}
+        for budget in self.plan.budgets:
+            rescaled = self.rescale(winner, budget)
+            with self._timed("refine"):
+                refined = self.refine(budget, rescaled, front)
+            chosen[str(budget)] = self._compared(budget, rescaled, refined)
+        self.study.set_user_attr("allocations", {**self.study.user_attrs.get("allocations", {}), **chosen})
+        self.bench.release("calibration", "selection")
+        with self._timed("test"):
+            self.measure_test(winner, chosen)
+        self.study.set_user_attr("finished", [*self.study.user_attrs.get("finished", []), self.plan.key])
+
+    # Stage 1 ------------------------------------------------------------------------------------------------
+
+    def search(self) -> list[FrozenTrial]:
+        """Stage 1: mean budget against score on the calibration examples; returns the front by mean budget."""
+        self._run(self.study, self.objective, self.plan.trials, self.design(), "search")
+        return front_of(completed(self.study))
+
+    def design(self) -> list[tuple[str, dict[str, Any]]]:
+        """Initial design: uniform at every level, then Latin-hypercube samples over a range of means."""
+        count, layers = len(self.plan.levels), self.bench.layers
+        ladder = [("ladder", self.objective.encode([index] * layers)) for index in range(count)]
+        samples = max(0, min(64, self.plan.trials // 4) - count)
+        if not samples:
+            return ladder
+        cube = qmc.LatinHypercube(d=layers, rng=np.random.default_rng(self.plan.seed)).random(samples)
+        skew = np.linspace(0.5, 2.0, samples)[:, None]  # from rich to poor allocations
+        indices = np.minimum((cube**skew * count).astype(int), count - 1)
+        return ladder + [("lhs", self.objective.encode(row)) for row in indices]
+
+    # Stage 2 ------------------------------------------------------------------------------------------------
+
+    def select(self, front: Sequence[FrozenTrial]) -> Allocation:
+        """Stage 2: choose the winner among the front's members on the selection examples.
+
+        `shape`: the member whose shape, rescaled to each budget of the ladder, has the best mean score
+        (ties: higher log-likelihood, then smaller mean). `paper`: the best score as it stands among those
+        that are not uniform (ties: smaller mean). Both are stored; the plan's rule decides.
+        """
+        members = [Allocation(trial.user_attrs["budgets"]) for trial in front]
+        self._prefilled("selection", self.selection.missing(members))
+        shape_scores: list[tuple[float, float, float]] = []
+        own_scores: list[tuple[float, float]] = []
+        with self.watch.bar("select", len(members)) as advance:
+            for done, member in enumerate(members, start=1):
+                rescaled = [self.selection(self.rescale(member, mean)) for mean in self.plan.ladder]
+                shape_scores.append((*_mean_result(rescaled), -member.mean))
+                own_scores.append((self.selection(member).user_attrs["score"], -member.mean))
+                advance(done, f"best {max(shape_scores)[0]:.3f}")
+        uneven = [index for index, member in enumerate(members) if len(set(member.budgets)) > 1]
+        winners = {
+            "shape": members[max(range(len(members)), key=shape_scores.__getitem__)],
+            "paper": members[max(uneven or range(len(members)), key=own_scores.__getitem__)],
+        }
+        self.study.set_user_attr("winners", {rule: list(won.budgets) for rule, won in winners.items()})
+        return winners[self.plan.winner]
+
+    # Stage 3 ------------------------------------------------------------------------------------------------
+
+    def rescale(self, winner: Allocation, budget: float) -> Allocation:
+        """Stage 3: the winner's shape at another mean budget; no search."""
+        return winner.rescale(budget, **self._bounds)
+
+    # Stage 4 ------------------------------------------------------------------------------------------------
+
+    def refine(self, budget: int, rescaled: Allocation, front: Sequence[FrozenTrial]) -> Allocation:
+        """Stage 4: search under "mean budget = budget"; the rescaled winner stays unless beaten on selection."""
+        if not self.plan.refine_trials:
+            return rescaled
+        objective = WeightObjective(
+            budget=budget,
+            floor=self.bench.method.floor,
+            cap=self.bench.cap,
+            measure=self.bench.measure("calibration"),
+            layers=self.bench.layers,
+        )
+        mark = hashlib.sha256(str(rescaled.budgets).encode()).hexdigest()[:6]
+        study = self._open(
+            f"{self.name}-refine-{budget}-{mark}",
+            objective,
+            stage="refine",
+            sampler=self._proposer(objective),
+            user_attrs={"budget": budget},
+        )
+        design = self._refine_design(objective, budget, rescaled, front)
+        self._run(study, objective, self.plan.refine_trials, design, f"refine {budget}")
+        ranked = sorted(completed(study), key=_by_score, reverse=True)
+        finalists = list(dict.fromkeys(Allocation(trial.user_attrs["budgets"]) for trial in ranked))
+        best = max(finalists[:FINALISTS], key=lambda finalist: _by_score(self.selection(finalist)))
+        better = _by_score(self.selection(best)) > _by_score(self.selection(rescaled))
+        return best if better else rescaled
+
+    def _refine_design(
+        self, objective: WeightObjective, budget: int, rescaled: Allocation, front: Sequence[FrozenTrial]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Seeds: the rescaled winner, heuristic shapes, and the front's shapes found nearest to this budget."""
+        nearest = sorted(front, key=lambda trial: abs(trial.values[0] - budget))[:SEED_SHAPES]
+        shapes = [Allocation(trial.user_attrs["budgets"]) for trial in nearest]
+        seeds = [
+            rescaled,
+            allocations.uniform(self.bench.layers, budget),
+            allocations.pyramid(self.bench.layers, budget, **self._bounds),
+            *(self.rescale(shape, budget) for shape in shapes),
+        ]
+        return [("heuristic", objective.encode(seed)) for seed in dict.fromkeys(seeds)]
+
+    # Test ---------------------------------------------------------------------------------------------------
+
+    def measure_test(self, winner: Allocation, chosen: dict[str, dict[str, list[int]]]) -> None:
+        """Measure what is reported: every compared allocation, the winner, and uniform's whole curve."""
+        layers, cap = self.bench.layers, self.bench.cap
+        curve = [allocations.uniform(layers, mean) for mean in [*range(GRID, cap, GRID), cap]]
+        compared = [Allocation(budgets) for row in chosen.values() for budgets in row.values()]
+        wanted = list(dict.fromkeys([*compared, winner, *curve]))
+        self._prefilled("test", self.test.missing(wanted))
+        with self.watch.bar("test", len(wanted)) as advance:
+            for done, allocation in enumerate(wanted, start=1):
+                trial = self.test(allocation)
+                advance(done, f"mean {allocation.mean:.0f}: {trial.user_attrs['score']:.3f}")
+
+    def _compared(self, budget: int, rescaled: Allocation, refined: Allocation) -> dict[str, list[int]]:
+        rows = {
+            "full": allocations.uniform(self.bench.layers, self.bench.cap),
+            "uniform": allocations.uniform(self.bench.layers, budget),
+            "pyramid": allocations.pyramid(self.bench.layers, budget, **self._bounds),
+            "rescaled": rescaled,
+            "refined": refined,
+        }
+        return {name: list(row.budgets) for name, row in rows.items()}
+
+    # Shared -------------------------------------------------------------------------------------------------
+
+    @property
+    def _bounds(self) -> dict[str, int]:
+        method = self.bench.method
+        return {"window": method.window, "floor": method.floor, "cap": self.bench.cap}
+
+    def _proposer(self, objective: Objective, **known: Any) -> BaseSampler:
+        """The configured sampler, given as much of what is known as its constructor takes."""
+        offered = {"decode": objective.decode, "signal": "log_likelihood", **known}
+        taken = inspect.signature(getattr(self.sampler, "func", self.sampler)).parameters
+        return self.sampler(**{key: value for key, value in offered.items() if key in taken})
+
+    def _open(
+        self, name: str, objective: Any, *, stage: str, sampler: BaseSampler, user_attrs: dict[str, Any]
+    ) -> optuna.Study:
+        shared = {
+            "stage": stage,
+            "metric": self.bench.task.metric,
+            "protocol": "question-aware",
+            "splits": {split: [e.id for e in examples] for split, examples in self.bench.examples.items()},
+        }
+        return open_study(
+            self.storage,
+            name,
+            objective=objective,
+            fingerprint=self.fingerprint,
+            user_attrs={**shared, **user_attrs},
+            sampler=sampler,
+        )
+
+    def _measured(self, split: str) -> Measured:
+        study = self._open(
+            f"{self.name}-{split}", Measured, stage=split, sampler=RandomSampler(seed=0), user_attrs={}
+        )
+        return Measured(study, self.bench.measure(split), cap=self.bench.cap)
+
+    def _run(
+        self,
+        study: optuna.Study,
+        objective: Objective,
+        total: int,
+        design: Sequence[tuple[str, dict[str, Any]]],
+        label: str,
+    ) -> None:
+        self._prefilled("calibration", len(completed(study)) < total)
+        with self.watch.bar(label, total) as advance:
+
+            def after(study: optuna.Study) -> None:
+                trials = completed(study)
+                advance(len(trials), _note(trials))
+
+            run_trials(study, objective, total=total, design=design, after=after)
+
+    def _prefilled(self, split: str, needed: bool) -> None:
+        """Make the split's evaluator before a stage's own progress bar starts, if it is needed."""
+        if needed:
+            with self._timed("prefill"):
+                self.bench.evaluator(split)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Add the seconds of a phase, less those of phases inside it, to what the study records over all runs."""
+        start, inside = time.perf_counter(), self._inside
+        self._inside = 0.0
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            seconds = dict(self.study.user_attrs.get("seconds", {}))
+            seconds[phase] = round(seconds.get(phase, 0.0) + spent - self._inside, 3)
+            self.study.set_user_attr("seconds", seconds)
+            self._inside = inside + spent
+
+
+def front_of(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """The non-dominated trials of a stage-1 study by rising mean budget, each allocation once.
+
+    Equal scores are told apart by the log-likelihood, so that of two allocations with one score the better
+    one stays.
+    """
+    distinct = list({tuple(trial.user_attrs["budgets"]): trial for trial in trials}.values())
+    if not distinct:
+        return []
+    order = sorted(distinct, key=_by_score)
+    rank = {trial.number: position for position, trial in enumerate(order)}
+    points = np.array([[trial.values[0], -rank[trial.number]] for trial in distinct], dtype=float)
+    front = [trial for trial, shell in zip(distinct, shells(points), strict=True) if shell == 0]
+    return sorted(front, key=lambda trial: trial.values[0])
+
+
+def _by_score(trial: FrozenTrial) -> tuple[float, float]:
+    return trial.user_attrs["score"], trial.user_attrs["log_likelihood"]
+
+
+def _mean_result(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
+    scores, likelihoods = zip(*(_by_score(trial) for trial in trials), strict=True)
+    return float(np.mean(scores)), float(np.mean(likelihoods))
+
+
+def _note(trials: Sequence[FrozenTrial]) -> str:
+    if not trials:
+        return ""
+    best = max(trials, key=_by_score)
+    note = f"best {best.user_attrs['score']:.3f} at {best.user_attrs['mean_budget']:.0f}"
+    return note if len(best.values) == 1 else f"front {len(front_of(trials))}, {note}"

