@@ -1,7 +1,8 @@
 """A search space as arrays: every parameter is one column of units in 0..1, whatever its kind.
 
-A number with a step owns an equal slice of 0..1 for each of its levels, so uniform units are fair; a logarithmic one is
-uniform in the logarithm; a nominal one (categories without order) holds the index of its choice in the same way.
+A number with a step owns an equal slice of 0..1 for each of its levels, so uniform units are fair; a
+logarithmic one is uniform in the logarithm; a nominal one (categories without order) holds the index of its
+choice in the same way.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Box:
-    """Columns (d,): inclusive bounds, step (0 = continuous), log scale, nominal (values are indices 0..high)."""
+    """Columns (d,): inclusive bounds, step (0 = continuous), log scale, nominal (values are indices)."""
 
     low: Floats
     high: Floats
@@ -48,7 +49,7 @@ class Box:
 
     @cached_property
     def _range(self) -> tuple[Floats, Floats]:
-        """Ends (d,) of the scale on which units are uniform: half a step beyond the bounds, logarithm taken."""
+        """Ends (d,) of the scale on which units are uniform: half a step beyond the bounds, in logarithms."""
         low, high = self.low - self.step / 2, self.high + self.step / 2
         low, high = np.where(self.log, np.log(np.where(self.log, low, 1.0)), low), high
         return low, np.where(self.log, np.log(np.where(self.log, high, 1.0)), high)
@@ -100,8 +101,8 @@ class Box:
     def mutate(self, parents: Floats, rng: np.random.Generator, *, width: float = 0.2) -> Floats:
         """Snapped copies of parents (n, d), a few columns of each changed.
 
-        Numbers move by normal steps of at least about one level, half of the time balanced (what one column gains,
-        another loses); nominal columns draw any choice.
+        Numbers move by normal steps of at least about one level, half of the time balanced (what one column
+        gains, another loses); nominal columns draw any choice.
         """
         n, d = parents.shape
         rate = np.minimum(rng.geometric(0.4, size=(n, 1)) + 1, d) / d

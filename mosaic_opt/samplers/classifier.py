@@ -1,4 +1,4 @@
-"""The probability that a configuration is good: a small multilayer perceptron that copes with few and lopsided labels."""
+"""The probability that a configuration is good: a perceptron that copes with few and lopsided labels."""
 
 import warnings
 
@@ -13,9 +13,9 @@ Floats = npt.NDArray[np.float64]
 class Classifier:
     """P(good) from features, by scikit-learn's MLPClassifier.
 
-    Features are standardised (a constant one becomes zero), both classes get the same total weight, L-BFGS fits on the
-    whole set (a few hundred rows: quicker and smoother than Adam), `alpha` is the L2 penalty. Where all labels agree,
-    the prediction is that label everywhere.
+    Features are standardised (a constant one becomes zero), both classes get the same total weight, L-BFGS
+    fits on the whole set (a few hundred rows: quicker and smoother than Adam), `alpha` is the L2 penalty.
+    Where all labels agree, the prediction is that label everywhere.
     """
 
     def __init__(
@@ -30,10 +30,14 @@ class Classifier:
         )
         self._constant: float | None = None
 
-    def fit(self, features: Floats, labels: npt.NDArray[np.bool_], weights: Floats | None = None) -> "Classifier":
+    def fit(
+        self, features: Floats, labels: npt.NDArray[np.bool_], weights: Floats | None = None
+    ) -> "Classifier":
         """Fit on features (n, k) and labels (n,); weights (n,) > 0 matter within a class only."""
         if len(features) == 0 or len(features) != len(labels):
-            raise ValueError(f"features and labels must have the same length >= 1, got {len(features)}, {len(labels)}")
+            raise ValueError(
+                f"features and labels must have the same length >= 1, got {len(features)}, {len(labels)}"
+            )
         if labels.all() or not labels.any():
             self._constant = float(labels[0])
             return self

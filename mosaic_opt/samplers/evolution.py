@@ -1,4 +1,4 @@
-"""Differential evolution over a box (Storn and Price 1997, current-to-best/1/bin), vectorised over the population."""
+"""Differential evolution over a box (Storn and Price 1997, current-to-best/1/bin), vectorised."""
 
 from collections.abc import Callable
 
@@ -20,8 +20,8 @@ def maximise(
 ) -> tuple[Floats, Floats]:
     """All points visited and their values, best first, equal points once.
 
-    `function` maps snapped units (n, d) to values (n,) and is called generations + 1 times with the population's size,
-    the number of rows of `initial` (at least 4). Equal values keep the order of the visit.
+    `function` maps snapped units (n, d) to values (n,) and is called generations + 1 times with the
+    population's size, the number of rows of `initial` (at least 4). Equal values keep the order of the visit.
     """
     if len(initial) < 4:
         raise ValueError(f"initial must have at least 4 rows, got {len(initial)}")
@@ -42,7 +42,7 @@ def maximise(
 
 
 def _trials(population: Floats, fitness: Floats, box: Box, rng: np.random.Generator) -> Floats:
-    """One trial point (n, d) a member: a step towards a good member plus a difference of two, then crossover."""
+    """Trial points (n, d): a step towards a good member plus a difference of two, then crossover."""
     n, d = population.shape
     leaders = np.argsort(-fitness, kind="stable")[: max(1, n // 8)]
     leader = population[leaders[rng.integers(len(leaders), size=n)]]

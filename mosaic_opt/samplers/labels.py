@@ -1,4 +1,4 @@
-"""Which observations are good: the labels the classifier learns (BORE, arXiv 2102.09009; MBORE, arXiv 2203.16912)."""
+"""Which observations are good: the classifier's labels (BORE, arXiv 2102.09009; MBORE, arXiv 2203.16912)."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,9 @@ Bools = npt.NDArray[np.bool_]
 def good(losses: Floats, *, share: float = 1 / 3) -> Bools:
     """The best `share` of losses (n, m), all minimised; ties at the border are all good.
 
-    One objective: the best quantile. More: shell by shell, and inside the shell that does not fit whole the points with
-    the largest hypervolume first (exclusive area in two objectives, the point's own volume in more).
+    One objective: the best quantile. More: shell by shell, and inside the shell that does not fit whole the
+    points with the largest hypervolume first (exclusive area in two objectives, the point's own volume in
+    more).
     """
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1 (exclusive), got {share}")
@@ -38,9 +39,10 @@ def _volumes(losses: Floats, ranks: npt.NDArray[np.int64]) -> Floats:
 
 
 def break_ties(score: Floats, signal: Floats) -> Floats:
-    """Score losses (n,) made strictly finer by a signal (n,), higher = better: equal scores differ by less than any gap.
+    """Score losses (n,) made strictly finer by a signal (n,), higher = better.
 
-    A NaN in the signal counts as the worst of its tie.
+    Equal scores then differ by less than any gap between unequal ones. A NaN in the
+    signal counts as the worst of its tie.
     """
     distinct = np.unique(score)
     gap = np.diff(distinct).min(initial=1.0)

@@ -25,24 +25,25 @@ KnownObjective = Callable[[dict[str, Any]], float]
 class MosaicSampler(BaseSampler):
     """Proposes what a classifier, fitted on the trials so far, takes for most probably good.
 
-    For one objective or several, any directions, on Int, Float and Categorical parameters. It keeps no state: every
-    proposal is a function of the seed, the number of earlier trials and the set of stored trials, whatever their order.
-    A trial with the user attribute `interrupted` is as if it had never been; the configuration of any other trial
-    (complete, failed, pruned, running, or enqueued) is not proposed again while an untried one can be found.
-    The user attribute `origin` of each trial says where its proposal came from: lhs, classifier or random.
+    For one objective or several, any directions, on Int, Float and Categorical parameters. It keeps no state:
+    every proposal is a function of the seed, the number of earlier trials and the set of stored trials,
+    whatever their order. A trial with the user attribute `interrupted` is as if it had never been; the
+    configuration of any other trial (complete, failed, pruned, running, or enqueued) is not proposed again
+    while an untried one can be found. The user attribute `origin` of each trial says where its proposal came
+    from: lhs, classifier or random.
 
     Args:
         seed: at least 0.
-        decode: the numbers that the parameters stand for. Equal numbers (to nine decimals) are one configuration, and
-            they are what the classifier sees. Default: the parameters themselves, scaled to 0..1.
+        decode: the numbers that the parameters stand for. Equal numbers (to nine decimals) are one
+            configuration, and they are what the classifier sees. Default: the parameters, scaled to 0..1.
         known_objective: the exact value of objective 0 before the evaluation (two objectives or more).
         signal: user attribute (a float, higher is better) that breaks ties of the last objective, the score.
-        search_space: the whole space, if known, so that the first trial is proposed jointly, too; default: what all
-            complete trials have in common.
+        search_space: the whole space, if known, so that the first trial is joint, too, and thousands of
+            stored trials need not be compared; default: what all complete trials have in common.
         n_startup_trials: size of the Latin hypercube, used while fewer trials are complete.
         exploration: share of proposals that are random or mutate a front member at random.
         n_candidates: population of the differential evolution, at least 16.
-        n_generations: its generations.
+        n_generations: its generations, at least 0.
         n_observations: the classifier learns from at most so many trials, at least 16.
     """
 
@@ -78,7 +79,7 @@ class MosaicSampler(BaseSampler):
         )
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The space given at construction, or what the complete trials share: all parameters are proposed jointly."""
+        """The space given at construction, or what the complete trials share: all parameters are joint."""
         if self._search_space is not None:
             return dict(self._search_space)
         return intersection_search_space([t for t in _others(study, trial) if t.state == TrialState.COMPLETE])
@@ -95,7 +96,9 @@ class MosaicSampler(BaseSampler):
         describe = _Describer(space, self._decode, self._known_objective, _sign(study))
         units, seen = _stored(space, trials)
         tried = describe(units).keys
-        usable = [i for i, t in enumerate(seen) if t.state == TrialState.COMPLETE and np.isfinite(t.values).all()]
+        usable = [
+            i for i, t in enumerate(seen) if t.state == TrialState.COMPLETE and np.isfinite(t.values).all()
+        ]
         rng = np.random.default_rng([self._seed, count])
         if len(usable) < self._n_startup_trials:
             row, origin = self._startup(space, describe, set(tried), count, rng)
@@ -168,14 +171,19 @@ class _Describer:
         parameters = self._space.parameters(units[list(new.values())])
         for key, configuration in zip(new, parameters, strict=True):
             vector = np.empty(0) if self._decode is None else self._decode(configuration)
-            known = 0.0 if self._known_objective is None else self._sign * self._known_objective(configuration)
+            known = (
+                0.0 if self._known_objective is None else self._sign * self._known_objective(configuration)
+            )
             if not (np.isfinite(vector).all() and np.isfinite(known)):
-                raise ValueError(f"decode and known_objective must give finite numbers, got {vector} and {known}")
+                raise ValueError(
+                    f"decode and known_objective must give finite numbers, got {vector} and {known}"
+                )
             self._memory[key] = np.asarray(vector, dtype=float), known
 
 
 def _keys(rows: Floats) -> list[bytes]:
-    """One hashable key a row, equal where all numbers are equal to nine decimals (adding zero drops the sign of -0)."""
+    """One hashable key a row, equal where all numbers are equal to nine decimals."""
+    # adding zero drops the sign of -0
     return [row.tobytes() for row in np.round(rows, 9) + 0.0]
 
 
@@ -204,7 +212,7 @@ def _number(value: Any) -> float:
 
 
 def _record_origin(study: Study, trial: FrozenTrial, origin: str) -> None:
-    """Store where a proposal came from; the first to say so (the one who enqueued the trial, say) is right."""
+    """Store where a proposal came from, unless somebody (who enqueued the trial, say) already has."""
     storage = study._storage
     if "origin" not in storage.get_trial(trial._trial_id).user_attrs:
         storage.set_trial_user_attr(trial._trial_id, "origin", origin)

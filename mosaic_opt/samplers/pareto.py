@@ -1,8 +1,9 @@
 """Non-dominated sorting and hypervolume, pure numpy.
 
-Conventions of the whole module: every objective is minimised (`losses` flips those to be maximised); a point dominates
-another when it is no worse in every objective and better in one; equal points share a shell and dominate nothing of each
-other; a point with a NaN compares with nothing and lies in one last shell of its own; infinities compare as usual.
+Conventions of the whole module: every objective is minimised (`losses` flips those to be maximised); a point
+dominates another when it is no worse in every objective and better in one; equal points share a shell and
+dominate nothing of each other; a point with a NaN compares with nothing and lies in one last shell of its
+own; infinities compare as usual.
 """
 
 from bisect import bisect_right
@@ -23,7 +24,9 @@ def losses(points: npt.ArrayLike, directions: Sequence[str] | None = None) -> Fl
     if directions is None:
         return values
     if len(directions) != values.shape[1]:
-        raise ValueError(f"directions must have length {values.shape[1]}, one an objective, got {len(directions)}")
+        raise ValueError(
+            f"directions must have length {values.shape[1]}, one an objective, got {len(directions)}"
+        )
     for direction in directions:
         if direction not in ("minimize", "maximize"):
             raise ValueError(f"directions must be 'minimize' or 'maximize', got {direction!r}")
@@ -31,7 +34,7 @@ def losses(points: npt.ArrayLike, directions: Sequence[str] | None = None) -> Fl
 
 
 def shells(points: npt.ArrayLike, directions: Sequence[str] | None = None) -> Ints:
-    """Rank (n,) of every point (n, m): 0 = dominated by none, k = dominated by none once shells 0..k-1 are removed.
+    """Rank (n,) of points (n, m): 0 = dominated by none, k = by none once shells 0..k-1 are removed.
 
     Two objectives take O(n log n) time; more take O(n^2) time and n^2 bytes.
     """
@@ -94,7 +97,7 @@ def hypervolume_2d(points: npt.ArrayLike, reference: Sequence[float]) -> float:
 
 
 def contributions_2d(points: npt.ArrayLike, reference: Sequence[float]) -> Floats:
-    """Area (n,) that would be lost without each of points (n, 2): zero for dominated points and for equal ones."""
+    """Area (n,) that would be lost without each of points (n, 2): zero for dominated and for equal points."""
     values = losses(points)
     front = _front_2d(values, np.asarray(reference, dtype=float))
     right = np.append(front[1:, 0], reference[0])
@@ -110,9 +113,11 @@ def contributions_2d(points: npt.ArrayLike, reference: Sequence[float]) -> Float
 
 
 def _front_2d(values: Floats, reference: Floats) -> Floats:
-    """Distinct non-dominated points strictly inside the reference, first objective ascending, second descending."""
+    """Distinct non-dominated points strictly inside the reference; first objective rises, second falls."""
     if values.shape[1] != 2 or reference.shape != (2,):
-        raise ValueError(f"points must be (n, 2) and reference (2,), got {values.shape} and {reference.shape}")
+        raise ValueError(
+            f"points must be (n, 2) and reference (2,), got {values.shape} and {reference.shape}"
+        )
     inside = np.unique(values[(values < reference).all(axis=1)], axis=0)
     lower = np.minimum.accumulate(inside[:, 1])
     return inside[np.append(True, lower[1:] < lower[:-1])[: len(inside)]]

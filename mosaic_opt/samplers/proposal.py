@@ -1,4 +1,4 @@
-"""The next configuration from the observations so far: classifier, then differential evolution (pure array code)."""
+"""The next configuration from the observations so far: classifier and differential evolution, pure arrays."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,10 +15,13 @@ from .pareto import shells
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+# width of the gaps beyond a front's ends, as a share of the first loss's range
+REACH = 0.1
+
 
 @dataclass(frozen=True)
 class Description:
-    """What n configurations stand for: features (n, k), one key each (equal = the same), known first loss (n,)."""
+    """What n configurations stand for: features (n, k), keys (equal = the same), known first loss (n,)."""
 
     features: Floats
     keys: list[bytes]
@@ -43,7 +46,7 @@ class Observations:
 
 @dataclass(frozen=True)
 class Target:
-    """Where the next proposal shall lie: parents (p,) to mutate, interval of the first loss (None = anywhere)."""
+    """Where the next proposal shall lie: parents (p,) to mutate, interval of the first loss or None."""
 
     parents: Ints
     interval: tuple[float, float] | None
@@ -99,7 +102,7 @@ class Proposer:
         rng: np.random.Generator,
         parents: Floats | None = None,
     ) -> Floats:
-        """An untried mutation of parents (p, d), else an untried random row, else (all tried) any random row."""
+        """An untried mutation of parents (p, d), else an untried random row, else (all tried) any row."""
         fresh = box.grid()[rng.permutation(int(box.size))] if box.size <= 1024 else box.sample(256, rng)
         if parents is not None and len(parents):
             fresh = np.concatenate([box.mutate(parents, rng), fresh])
@@ -118,11 +121,13 @@ class Proposer:
         """The untried configuration of the highest P(good) that the evolution met, or None."""
         learned, labels = _training_set(observations, self._n_observations)
         classifier = Classifier(seed=int(rng.integers(2**31))).fit(learned.features, labels)
-        target = _target(observations.losses, front, _lowest(describe, box), rng)
+        target = _target(observations.losses, front, _bounds(observations, describe, box), rng)
 
         def probability(units: Floats) -> Floats:
             description = describe(units)
-            return classifier.predict_proba(description.features) - _distance(description.known, target.interval)
+            return classifier.predict_proba(description.features) - _distance(
+                description.known, target.interval
+            )
 
         count = self._n_candidates - self._n_candidates // 8
         parents = observations.units[target.parents[rng.integers(len(target.parents), size=count)]]
@@ -132,7 +137,7 @@ class Proposer:
 
 
 def _training_set(observations: Observations, limit: int) -> tuple[Observations, npt.NDArray[np.bool_]]:
-    """At most `limit` observations and their labels: the best third of the limit, the rest evenly by shell."""
+    """At most `limit` observations, their labels: the best third of the limit, the rest evenly by shell."""
     count = len(observations.losses)
     if count <= limit:
         return observations, good(observations.losses)
@@ -145,21 +150,27 @@ def _training_set(observations: Observations, limit: int) -> tuple[Observations,
     return observations.take(kept), labels[kept]
 
 
-def _target(losses: Floats, front: Ints, lowest: float, rng: np.random.Generator) -> Target:
-    """A gap of a two-objective front, drawn by the area a point inside could gain at most; else the whole front.
+def _target(losses: Floats, front: Ints, bounds: tuple[float, float], rng: np.random.Generator) -> Target:
+    """A gap of a two-objective front, drawn by the area a point inside could gain at most; else the front.
 
-    The first objective is known before the evaluation, so a proposal can be asked to fall into the gap: proposals spread
-    along the front instead of crowding where the classifier is surest. Beyond each end the front is continued by a tenth
-    of the observed range, but not below `lowest`, the least first loss the box can give.
+    The first objective is known before the evaluation, so a proposal can be asked to fall into the gap:
+    proposals spread along the front instead of crowding where the classifier is surest. There is one more gap
+    beyond each end: REACH of the first loss's range wide, inside its bounds, so that none is left where a front
+    ends at the box's own end; to the left a point gains up to the worst second loss, to the right at most as
+    much as the front's last step gained.
     """
     order = front[np.lexsort(losses[front].T[::-1])]
     if losses.shape[1] != 2:
         return Target(order, None)
-    reach = np.ptp(losses, axis=0) / 10
-    worst = losses.max(axis=0)
-    (left, _), (right, best) = losses[order[0]], losses[order[-1]]
-    first = np.concatenate([[max(min(lowest, left), left - reach[0])], losses[order, 0], [max(right, worst[0])]])
-    second = np.concatenate([[worst[1]], losses[order, 1], [best - reach[1]]])
+    first, second = losses[order].T
+    reach = REACH * (bounds[1] - bounds[0])
+    step = (second[-2] if len(order) > 1 else losses[:, 1].max()) - second[-1]
+    left, right = (
+        max(min(bounds[0], first[0]), first[0] - reach),
+        min(max(bounds[1], first[-1]), first[-1] + reach),
+    )
+    first = np.concatenate([[left], first, [right]])
+    second = np.concatenate([[losses[:, 1].max()], second, [second[-1] - step]])
     areas = np.diff(first) * -np.diff(second)
     if areas.sum() <= 0:
         return Target(order, None)
@@ -167,10 +178,15 @@ def _target(losses: Floats, front: Ints, lowest: float, rng: np.random.Generator
     return Target(order[max(0, gap - 2) : gap + 2], (first[gap], first[gap + 1]))
 
 
-def _lowest(describe: Describe, box: Box) -> float:
-    """Least known first loss at two opposite corners of the box: the least there is if it is monotone."""
+def _bounds(observations: Observations, describe: Describe, box: Box) -> tuple[float, float]:
+    """Least and largest first loss observed or, where it is known, found at two opposite corners of the box.
+
+    These are its true bounds if it is monotone.
+    """
+    first = observations.losses[:, 0]
     known = describe(box.snap(np.stack([np.zeros(box.dimension), np.ones(box.dimension)]))).known
-    return -np.inf if known is None else float(known.min())
+    first = first if known is None else np.append(first, known)
+    return float(first.min()), float(first.max())
 
 
 def _distance(known: Floats | None, interval: tuple[float, float] | None) -> Floats | float:

@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Space:
-    """Joint space of Int, Float and Categorical distributions; columns in the order of the parameters' names."""
+    """Joint space of Int, Float and Categorical distributions; columns in the order of the names."""
 
     def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
         if not distributions:
@@ -22,10 +22,16 @@ class Space:
         bounds = [_bounds(name, distribution) for name, distribution in self.distributions.items()]
         low, high, step, log, nominal = zip(*bounds, strict=True)
         self.box = Box(
-            np.array(low, float), np.array(high, float), np.array(step, float), np.array(log), np.array(nominal)
+            np.array(low, float),
+            np.array(high, float),
+            np.array(step, float),
+            np.array(log),
+            np.array(nominal),
         )
         self._categorical = [
-            (j, d) for j, d in enumerate(self.distributions.values()) if isinstance(d, CategoricalDistribution)
+            (j, d)
+            for j, d in enumerate(self.distributions.values())
+            if isinstance(d, CategoricalDistribution)
         ]
         self._converters = [_converter(distribution) for distribution in self.distributions.values()]
 
@@ -36,7 +42,7 @@ class Space:
         return [{k: f(v) for k, f, v in zip(names, converters, row, strict=True)} for row in rows]
 
     def units(self, parameters: Sequence[Mapping[str, Any]]) -> tuple[Floats, list[int]]:
-        """Snapped units (k, d) of those parameter dicts that hold every parameter inside its bounds, and their indices."""
+        """Snapped units (k, d) and indices of the dicts that hold every parameter inside its bounds."""
         rows, index = [], []
         for i, configuration in enumerate(parameters):
             row = self._row(configuration)
@@ -45,7 +51,9 @@ class Space:
                 index.append(i)
         values = np.array(rows, dtype=float).reshape(len(rows), self.box.dimension)
         inside = np.all((values >= self.box.low) & (values <= self.box.high), axis=1)
-        return self.box.snap(self.box.units(values[inside])), [i for i, kept in zip(index, inside, strict=True) if kept]
+        return self.box.snap(self.box.units(values[inside])), [
+            i for i, kept in zip(index, inside, strict=True) if kept
+        ]
 
     def _row(self, configuration: Mapping[str, Any]) -> list[float] | None:
         """Optuna's internal values, or None if a parameter is missing or not one of the choices."""
@@ -58,10 +66,12 @@ class Space:
         return row
 
     def check(self, parameters: Mapping[str, Any]) -> None:
-        """Raise RuntimeError where a value lies outside its distribution: Optuna would silently draw another."""
+        """Raise RuntimeError where a value lies outside its distribution; Optuna would silently redraw."""
         for name, distribution in self.distributions.items():
             if not distribution._contains(distribution.to_internal_repr(parameters[name])):
-                raise RuntimeError(f"{name} must lie in {distribution}, the sampler made {parameters[name]!r}")
+                raise RuntimeError(
+                    f"{name} must lie in {distribution}, the sampler made {parameters[name]!r}"
+                )
 
 
 def _bounds(name: str, distribution: BaseDistribution) -> tuple[float, float, float, bool, bool]:

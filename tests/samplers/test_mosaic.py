@@ -53,7 +53,9 @@ def budget(parameters):
 def values(parameters):
     """Mean budget to be minimised and a score to be maximised in which the even layers count ten times."""
     weights = [10.0 if i % 2 == 0 else 1.0 for i in range(len(parameters))]
-    return budget(parameters), float(sum(w * v**0.5 for w, v in zip(weights, parameters.values(), strict=True)))
+    return budget(parameters), float(
+        sum(w * v**0.5 for w, v in zip(weights, parameters.values(), strict=True))
+    )
 
 
 def fill(study, count, *, seed=0, space=LAYERS, states=(), objective=values):
@@ -103,6 +105,9 @@ def test_single_objective_improves(direction):
 def test_proposals_spread_along_the_known_objective():
     study = two(MosaicSampler(seed=0, known_objective=budget, exploration=0.0))
     fill(study, 30)
+    for level in range(7):
+        uniform = dict.fromkeys(LAYERS, level)
+        study.add_trial(create_trial(params=uniform, distributions=LAYERS, values=list(values(uniform))))
     budgets = []
     for _ in range(20):
         trial, parameters = sample(study)
@@ -113,7 +118,11 @@ def test_proposals_spread_along_the_known_objective():
 
 def test_same_trials_in_other_processes_and_in_two_halves(tmp_path):
     def process(name, count, hash_seed):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": hash_seed,
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
         command = [sys.executable, "-c", SCRIPT, str(tmp_path / name), str(count)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return json.loads(done.stdout)
@@ -213,7 +222,10 @@ def test_small_space_is_gone_through_without_repeats(end, startup):
         elif end in ("infinite", "enqueue"):
             study.tell(trial, float("inf") if end == "infinite" else 1.0)
     assert len(set(seen)) == 6
-    assert sample(study, space)[1]["b"] in ("x", "y")  # exhausted: some configuration, no crash, no endless loop
+    assert sample(study, space)[1]["b"] in (
+        "x",
+        "y",
+    )  # exhausted: some configuration, no crash, no endless loop
 
 
 def test_enqueued_configuration_counts_as_pending():

@@ -1,0 +1,278 @@
+"""The command line: bad input, a whole search, resuming after kill -9, configuration files."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+from optuna.trial import TrialState
+
+from mosaic_opt import __main__ as command
+from mosaic_opt.study import completed, open_storage
+
+CONF = Path(__file__).parents[1] / "conf"
+VERBS = ("search", "evaluate", "dashboard")
+GROUPS = ("model", "task", "eviction", "sampler", "storage")
+SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4", "levels=[32,64,128,256]"]
+
+
+def run(capfd, *arguments):
+    """Exit code, stdout and stderr of `mosaic` with these arguments, in this process."""
+    GlobalHydra.instance().clear()
+    before, sys.argv = sys.argv, ["mosaic", *map(str, arguments)]
+    try:
+        command.main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        sys.argv = before
+    captured = capfd.readouterr()
+    return code, captured.out, captured.err
+
+
+def spawn(*arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "mosaic_opt", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+
+def test_help_lists_every_verb_with_an_example(capfd):
+    code, out, _ = run(capfd, "--help")
+    assert code == 0
+    for verb in VERBS:
+        assert f"mosaic {verb} " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["serch"], "unknown verb 'serch'"),
+        (["search", "trails=3"], "trails"),
+        (["search", "model=nosuch"], "nosuch"),
+        (["search", "trials=-1"], "trials must be a whole number of at least 1; got -1"),
+        (["search", "trials=many"], "trials"),
+        (["search", "levels=[32,9000]"], "levels must be between 1 and 650"),
+        (["search", "levels=[64,32]"], "levels must be a rising list"),
+        (["search", "budgets=[16,128]"], "budgets must be between 32 and 650 tokens"),
+        (["search", "budgets=[]"], "budgets"),
+        (["search", "model=custom", "model.name=./nowhere"], "model './nowhere'"),
+        (["search", "model=custom", "model.name=/etc/hostname"], ".gguf"),
+        (["search", "model=custom"], "model.name"),
+        (["search", "model.dtype=int3"], "dtype"),
+        (["search", "storage.url=sqlite:////proc/none/x.db"], "storage"),
+        (["search", "output=/proc/none"], "storage"),
+        (["search", "study=a/b"], "study"),
+        (["search", "task.new_tokens=0"], "new_tokens"),
+        (["search", "tokens=20", "levels=[8]", "budgets=[8]", "eviction.window=8"], "tokens"),
+        (["search", "eviction.kernel=2"], "kernel"),
+        (["evaluate"], "allocation"),
+        (["evaluate", "allocation=uniform:x"], "uniform"),
+        (["evaluate", "allocation=[1,2]", "model=random"], "4 budgets"),
+        (["evaluate", "allocation=uniform:64", "split=dev"], "split must be one of"),
+        (["dashboard", "port=0"], "port"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(capfd, tmp_path, monkeypatch, arguments, named):
+    monkeypatch.setattr("mosaic_opt.model.ModelSource.load", lambda self: pytest.fail("a model was loaded"))
+    home = [] if any(a.startswith(("output=", "serch")) for a in arguments) else [f"output={tmp_path}"]
+    code, out, err = run(capfd, *arguments, *home)
+    assert code == 2
+    assert out == ""
+    lines = [line for line in err.splitlines() if line]
+    assert len(lines) == 1
+    assert lines[0].startswith("mosaic: ")
+    assert named in lines[0]
+
+
+def test_a_whole_search_then_its_result_at_once_then_a_mismatch(capfd, tmp_path, monkeypatch):
+    arguments = [*SMALL, f"output={tmp_path}", "study=one", "budgets=[48,96]", "trials=14", "refine_trials=5"]
+    code, out, err = run(capfd, "search", *arguments)
+    assert code == 0
+    result = json.loads(out)
+    assert json.loads((tmp_path / "results/one/result.json").read_text()) == result
+    assert "mean budget" in err
+    check_result(result, tmp_path)
+
+    monkeypatch.setattr("mosaic_opt.stages.Search.__init__", lambda *a, **k: pytest.fail("searched again"))
+    code, again, _ = run(capfd, "search", *arguments)
+    assert (code, json.loads(again)) == (0, result)
+
+    code, out, err = run(capfd, "search", *arguments, "seed=1")
+    assert (code, out) == (2, "")
+    assert "seed is 1, stored 0" in err
+
+
+def check_result(result, folder):
+    rows = {(row["budget"], row["allocation"]): row for row in result["rows"]}
+    assert set(rows) == {
+        (b, a) for b in (48, 96) for a in ("full", "uniform", "pyramid", "rescaled", "refined")
+    }
+    for (budget, name), row in rows.items():
+        assert row["mean_budget"] == (900 if name == "full" else budget)
+        assert row["interval"][0] <= row["gain"] <= row["interval"][1]
+    assert result["trials"]["one"] == {"COMPLETE": 14}
+    assert len(result["winner"]["budgets"]) == 4
+    storage = open_storage(f"sqlite:///{folder}/mosaic.db")
+    study = optuna.load_study(study_name="one", storage=storage)
+    assert {"fingerprint", "config", "versions", "stage", "metric", "protocol", "splits"} <= set(study.user_attrs)
+    splits = study.user_attrs["splits"].values()
+    assert len({example for split in splits for example in split}) == 3 + 3 + 4
+    budgets = [tuple(trial.user_attrs["budgets"]) for trial in completed(study)]
+    assert len(set(budgets)) == 14
+    for trial in completed(study):
+        assert set(trial.user_attrs["budgets"]) <= {32, 64, 128, 256}
+        assert trial.user_attrs["origin"] in ("ladder", "lhs", "classifier", "random")
+    refined = [name for name in result["trials"] if "-refine-" in name]
+    for name in refined:
+        for trial in completed(optuna.load_study(study_name=name, storage=storage)):
+            assert sum(trial.user_attrs["budgets"]) == 4 * int(name.split("-")[2])
+
+
+def test_kill_9_at_a_random_moment_changes_nothing(tmp_path):
+    """The same completed configurations, in the same proposals, as without the kill."""
+    common = ["search", *SMALL, "study=k", "budgets=[64]", "trials=40", "refine_trials=3"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    first = spawn(*common, f"output={whole}")
+    victim = spawn(*common, f"output={killed}")
+    moment = random.randint(3, 30)  # how many completed trials the victim lives to see
+    wait_for_trials(killed, moment)
+    time.sleep(random.random() / 10)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    resumed = spawn(*common, f"output={killed}")
+    for process in (first, resumed):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        json.loads(out)
+    studies = [
+        optuna.load_study(study_name="k", storage=open_storage(f"sqlite:///{folder}/mosaic.db"))
+        for folder in (whole, killed)
+    ]
+    sets = [{tuple(trial.user_attrs["budgets"]) for trial in completed(study)} for study in studies]
+    assert len(sets[0]) == 40
+    assert sets[0] == sets[1], f"killed after {moment} trials"
+    assert not studies[1].get_trials(states=(TrialState.RUNNING,))
+    assert len(studies[1].trials) <= 41
+    results = [json.loads((folder / "results/k/result.json").read_text()) for folder in (whole, killed)]
+    assert results[0]["rows"] == results[1]["rows"]
+
+
+def wait_for_trials(folder, count):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (folder / "mosaic.db").exists():
+            try:
+                study = optuna.load_study(
+                    study_name="k", storage=open_storage(f"sqlite:///{folder}/mosaic.db")
+                )
+                if len(completed(study)) >= count:
+                    return
+            except (KeyError, ValueError):
+                pass
+        time.sleep(0.05)
+    pytest.fail("the search did not get going")
+
+
+def test_a_second_process_on_the_same_study_is_refused(capfd, tmp_path):
+    arguments = ["search", *SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=60"]
+    process = spawn(*arguments)
+    wait_for_trials(tmp_path, 1)
+    code, _, err = run(capfd, *arguments)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert code == 2
+    assert "searched by another process" in err
+    assert process.returncode == 130, said
+    assert "goes on from here" in said
+
+
+def test_a_failed_job_of_a_multirun_does_not_end_the_others(capfd, tmp_path):
+    code, out, err = run(
+        capfd, "evaluate", "-m", "model=random", "allocation=uniform:64", f"output={tmp_path}", "tokens=20,900",
+        "test=2",
+    )  # fmt: skip
+    assert code == 2
+    assert json.loads(out)["mean_budget"] == 64
+    assert "tokens" in err
+
+
+def test_evaluate_prints_one_json_object(capfd, tmp_path):
+    result = tmp_path / "a.json"
+    result.write_text(json.dumps({"budgets": [32, 64, 128, 800]}))
+    code, out, _ = run(
+        capfd, "evaluate", "model=random", f"allocation={result}", "tokens=900", "selection=3", "split=selection",
+        f"output={tmp_path}",
+    )  # fmt: skip
+    report = json.loads(out)
+    assert code == 0
+    assert report["mean_budget"] == 256
+    assert report["kv_bytes"] == 1024 * 2 * 2 * 8 * 4
+    assert len(report["example_scores"]) == len(report["outputs"]) == 3
+
+
+def configurations():
+    for verb in VERBS:
+        yield verb, []
+    for group in GROUPS:
+        for file in sorted((CONF / group).glob("*.yaml")):
+            yield "search", [f"{group}={file.stem}"]
+
+
+@pytest.mark.parametrize(("verb", "overrides"), configurations())
+def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_path):
+    if verb == "evaluate":
+        overrides = ["allocation=uniform:64"]
+    if overrides == ["model=custom"]:
+        overrides = ["model=custom", "model.name=random"]
+    with initialize_config_module("mosaic_opt.conf", version_base="1.3"):
+        config = compose(verb, [*overrides, f"output={tmp_path}"])
+    for group in GROUPS:
+        if group in config and "_target_" in config[group]:
+            made = instantiate(config[group])
+            assert made is not None
+            if group == "sampler":
+                assert isinstance(made(), optuna.samplers.BaseSampler)
+    if "storage" in config:
+        assert open_storage(config.storage.url).get_all_studies() == []
+
+
+def test_every_configuration_file_is_reached():
+    reached = {group for group in GROUPS} | {"hydra"}
+    assert {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"} == reached
+    assert {path.stem for path in CONF.glob("*.yaml")} == set(VERBS)
+
+
+def test_the_dashboard_serves_the_database(tmp_path):
+    import urllib.request
+
+    with __import__("socket").socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = spawn("dashboard", f"port={port}", f"output={tmp_path}")
+    try:
+        assert process.stderr is not None
+        address = next(line for line in process.stderr if "http://" in line).split()[0]
+        for _ in range(100):
+            try:
+                with urllib.request.urlopen(address.replace("/dashboard", "/api/studies"), timeout=5) as answer:
+                    assert json.load(answer) == {"study_summaries": []}
+                break
+            except OSError:
+                time.sleep(0.1)
+        else:
+            pytest.fail("no answer from the dashboard")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
