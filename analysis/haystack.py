@@ -29,12 +29,8 @@ CROSS_REFERENCE = re.compile(
     r"^\W*(?:see|compare|contrast|cf\.?|opposite|oppose|antonym|syn\.?|also|now see)\b", re.I
 )
 # Markup, code, addresses and tables; a long number could pass for a needle's value.
-NOT_PROSE = re.compile(
-    r"[{}\[\]<>|\\^~_*=+#$%@&/`]|https?:|www\.|\d{5}|\d,\d{3}|--|\.\.\.\.|\.(?:com|org|net|edu)\b"
-)
-DICTIONARY_TALK = re.compile(
-    r"\b(?:usu|esp|prob|syn|vi|vt|adj|obs|abbrev|var)\.|\bcf\b|this (?:entry|lexicon)", re.I
-)
+NOT_PROSE = re.compile(r"[{}\[\]<>|\\^~_*=+#$%@&/`]|https?:|www\.|\d{5}|\d,\d{3}|--|\.\.\.\.|\.(?:com|org|net|edu)\b")
+DICTIONARY_TALK = re.compile(r"\b(?:usu|esp|prob|syn|vi|vt|adj|obs|abbrev|var)\.|\bcf\b|this (?:entry|lexicon)", re.I)
 # Paragraphs with these stems are dropped; in ROT13, so that this file does not show them.
 UNWANTED = re.compile(
     r"\b(?:"
@@ -75,9 +71,7 @@ def clean(paragraph: str) -> str | None:
     text = to_plain(paragraph)
     if not text.isascii() or UNWANTED.search(text) or text.startswith(":"):
         return None
-    kept = [
-        s for s in SENTENCE_END.split(text) if not (CROSS_REFERENCE.match(s) or DICTIONARY_TALK.search(s))
-    ]
+    kept = [s for s in SENTENCE_END.split(text) if not (CROSS_REFERENCE.match(s) or DICTIONARY_TALK.search(s))]
     text = " ".join(kept)
     if NOT_PROSE.search(text) or len(text.split()) < MIN_WORDS:
         return None
@@ -103,9 +97,7 @@ def haystack(source: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="the Jargon File as plain text (UTF-8)")
     parser.add_argument("target", type=Path, help="the haystack file to write")
     arguments = parser.parse_args()

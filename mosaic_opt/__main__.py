@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -37,7 +38,7 @@ VERBS = {
     "dashboard": ("open optuna-dashboard on the study database", "mosaic dashboard port=8080"),
 }
 SPLIT_NAMES = ("calibration", "selection", "test")
-PARTS = ("model", "task", "eviction", "sampler", "levels", "calibration", "selection", "test", "tokens", "seed", "cap")
+PARTS = ("model", "task", "eviction", "sampler", "levels", *SPLIT_NAMES, "tokens", "seed", "cap")
 
 
 class UserError(Exception):
@@ -86,7 +87,7 @@ def search(config: DictConfig) -> None:
     from mosaic_opt.study import Plan, check_fingerprint, open_storage, stored_study
 
     with _user_errors():
-        numbers = OmegaConf.to_container(config, resolve=True)
+        numbers: Any = OmegaConf.to_container(config, resolve=True)
         plan = Plan(**{field: numbers[field] for field in Plan.__dataclass_fields__})
         plan.check_range(floor=1, prompt=config.tokens)
         name = config.study or _default_name(config)
@@ -235,7 +236,7 @@ def _default_name(config: DictConfig) -> str:
     settings = OmegaConf.to_container(config, resolve=True)
     assert isinstance(settings, dict)
     parts = json.dumps({key: settings[key] for key in PARTS}, sort_keys=True)
-    choices = hydra.core.hydra_config.HydraConfig.get().runtime.choices
+    choices = HydraConfig.get().runtime.choices
     labels = "-".join(str(choices[group]) for group in ("model", "task", "eviction"))
     return f"{labels}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
 

@@ -182,9 +182,7 @@ def _read(text: Any, layers: int) -> Allocation:
         return uniform(layers, int(value))
     path = Path(text)
     if not path.is_file():
-        raise ValueError(
-            f"allocation must be a list of budgets, uniform:N or a JSON file; there is no file {text!r}"
-        )
+        raise ValueError(f"allocation must be a list of budgets, uniform:N or a JSON file; there is no file {text!r}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

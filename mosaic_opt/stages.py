@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import optuna
@@ -29,7 +29,7 @@ from mosaic_opt.eviction import EvictionMethod
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import LevelObjective, Objective, WeightObjective
 from mosaic_opt.samplers.pareto import shells
-from mosaic_opt.study import Measured, Plan, completed, open_study, run_trials
+from mosaic_opt.study import Measured, Plan, Watch, completed, open_study, run_trials
 from mosaic_opt.tasks import Example, Task
 
 GRID = 32  # tokens between the uniform allocations of the cache ratio's curve
@@ -37,18 +37,6 @@ SEED_SHAPES = 12  # front shapes that seed a refinement
 FINALISTS = 8  # refined candidates measured on the selection split
 
 Sampler = Callable[..., BaseSampler]
-
-
-class Watch:
-    """What the stages tell whoever looks on; this one stays silent."""
-
-    @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
-        """A progress bar; call it with what is done so far and a short note."""
-        yield lambda done, note: None
-
-    def say(self, text: str) -> None:
-        """One line for people."""
 
 
 class Bench:
@@ -184,9 +172,7 @@ class Search:
         self.sampler = sampler
         self._inside = 0.0  # seconds spent in phases inside the current one
         self.fingerprint = {**fingerprint, "examples": bench.example_hashes()}
-        self.objective = LevelObjective(
-            levels=plan.levels, measure=bench.measure("calibration"), layers=bench.layers
-        )
+        self.objective = LevelObjective(levels=plan.levels, measure=bench.measure("calibration"), layers=bench.layers)
         self.study = self._open(
             name,
             self.objective,
@@ -219,20 +205,9 @@ class Search:
 
     def search(self) -> list[FrozenTrial]:
         """Stage 1: mean budget against score on the calibration examples; returns the front by mean budget."""
-        self._run(self.study, self.objective, self.plan.trials, self.design(), "search")
+        design = initial_design(self.objective, trials=self.plan.trials, seed=self.plan.seed)
+        self._run(self.study, self.objective, self.plan.trials, design, "search")
         return front_of(completed(self.study))
-
-    def design(self) -> list[tuple[str, dict[str, Any]]]:
-        """Initial design: uniform at every level, then Latin-hypercube samples over a range of means."""
-        count, layers = len(self.plan.levels), self.bench.layers
-        ladder = [("ladder", self.objective.encode([index] * layers)) for index in range(count)]
-        samples = max(0, min(64, self.plan.trials // 4) - count)
-        if not samples:
-            return ladder
-        cube = qmc.LatinHypercube(d=layers, rng=np.random.default_rng(self.plan.seed)).random(samples)
-        skew = np.linspace(0.5, 2.0, samples)[:, None]  # from rich to poor allocations
-        indices = np.minimum((cube**skew * count).astype(int), count - 1)
-        return ladder + [("lhs", self.objective.encode(row)) for row in indices]
 
     # Stage 2 ------------------------------------------------------------------------------------------------
 
@@ -407,6 +382,28 @@ class Search:
             seconds[phase] = round(seconds.get(phase, 0.0) + spent - self._inside, 3)
             self.study.set_user_attr("seconds", seconds)
             self._inside = inside + spent
+
+
+def initial_design(objective: LevelObjective, *, trials: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
+    """Stage 1's first points: uniform at every level, then Latin-hypercube samples over a range of means.
+
+    Args:
+        objective: knows layers and levels.
+        trials: completed trials wanted in the end; the design takes a quarter of them, at most 64.
+        seed: of the samples.
+
+    Returns:
+        (origin, parameters) of each point.
+    """
+    count, layers = len(objective.levels), objective.layers
+    ladder = [("ladder", objective.encode([index] * layers)) for index in range(count)]
+    samples = max(0, min(64, trials // 4) - count)
+    if not samples:
+        return ladder
+    cube = qmc.LatinHypercube(d=layers, rng=np.random.default_rng(seed)).random(samples)
+    skew = np.linspace(0.5, 2.0, samples)[:, None]  # from rich to poor allocations
+    indices = np.minimum((cube**skew * count).astype(int), count - 1)
+    return ladder + [("lhs", objective.encode(row)) for row in indices]
 
 
 def front_of(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:

@@ -7,7 +7,8 @@ import importlib.metadata
 import json
 import sqlite3
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.objective import Measure, Objective, attributes, parameter_names
+from mosaic_opt.objective import Direction, Measure, Objective, attributes, parameter_names
 
 BUSY_SECONDS = 60
 WINNER_RULES = ("shape", "paper")
@@ -91,6 +92,18 @@ class Plan:
 
 class FingerprintMismatch(ValueError):
     """A stored study was made from something else than what is asked for now."""
+
+
+class Watch:
+    """What the stages tell whoever looks on; this one stays silent."""
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
+        """A progress bar; call it with what is done so far and a short note."""
+        yield lambda done, note: None
+
+    def say(self, text: str) -> None:
+        """One line for people."""
 
 
 def open_storage(url: str) -> RDBStorage:
@@ -184,7 +197,7 @@ def open_study(
     storage: RDBStorage,
     name: str,
     *,
-    objective: type[Objective] | Objective,
+    objective: type[Measured] | Objective,
     fingerprint: dict[str, Any],
     user_attrs: dict[str, Any],
     sampler: BaseSampler,
@@ -200,7 +213,7 @@ def open_study(
         study_name=name,
         storage=storage,
         sampler=sampler,
-        directions=list(objective.directions),  # type: ignore[union-attr]
+        directions=list(objective.directions),
         load_if_exists=True,
     )
     check_fingerprint(study, fingerprint)
@@ -210,7 +223,7 @@ def open_study(
             study.set_user_attr(key, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.set_metric_names(list(objective.metric_names))  # type: ignore[union-attr]
+        study.set_metric_names(list(objective.metric_names))
     return study
 
 
@@ -284,8 +297,8 @@ class Measured:
         cap: largest budget possible.
     """
 
-    directions = ("minimize", "maximize")
-    metric_names = ("mean budget", "score")
+    directions: tuple[Direction, ...] = ("minimize", "maximize")
+    metric_names: tuple[str, ...] = ("mean budget", "score")
 
     def __init__(self, study: optuna.Study, measure: Measure, *, cap: int) -> None:
         self.study, self.measure, self.cap = study, measure, cap

@@ -99,7 +99,19 @@ def test_parse_reads_what_users_write(tmp_path):
 
 @pytest.mark.parametrize(
     "given_as",
-    [[1, 2], [1, 2, 0], [1, 2, 3.5], [1, True, 3], "uniform:x", "uniform:0", "nowhere.json", 7, None, [], "uniform:"],
+    [
+        [1, 2],
+        [1, 2, 0],
+        [1, 2, 3.5],
+        [1, True, 3],
+        "uniform:x",
+        "uniform:0",
+        "nowhere.json",
+        7,
+        None,
+        [],
+        "uniform:",
+    ],
 )
 def test_parse_refuses_bad_input(given_as):
     with pytest.raises(ValueError, match="allocation"):

@@ -116,9 +116,7 @@ def test_a_whole_search_then_its_result_at_once_then_a_mismatch(capfd, tmp_path,
 
 def check_result(result, folder):
     rows = {(row["budget"], row["allocation"]): row for row in result["rows"]}
-    assert set(rows) == {
-        (b, a) for b in (48, 96) for a in ("full", "uniform", "pyramid", "rescaled", "refined")
-    }
+    assert set(rows) == {(b, a) for b in (48, 96) for a in ("full", "uniform", "pyramid", "rescaled", "refined")}
     for (budget, name), row in rows.items():
         assert row["mean_budget"] == (900 if name == "full" else budget)
         assert row["interval"][0] <= row["gain"] <= row["interval"][1]
@@ -174,9 +172,7 @@ def wait_for_trials(folder, count):
     while time.monotonic() < deadline:
         if (folder / "mosaic.db").exists():
             try:
-                study = optuna.load_study(
-                    study_name="k", storage=open_storage(f"sqlite:///{folder}/mosaic.db")
-                )
+                study = optuna.load_study(study_name="k", storage=open_storage(f"sqlite:///{folder}/mosaic.db"))
                 if len(completed(study)) >= count:
                     return
             except (KeyError, ValueError):
@@ -249,7 +245,7 @@ def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_p
 
 
 def test_every_configuration_file_is_reached():
-    reached = {group for group in GROUPS} | {"hydra"}
+    reached = set(GROUPS) | {"hydra"}
     assert {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"} == reached
     assert {path.stem for path in CONF.glob("*.yaml")} == set(VERBS)
 

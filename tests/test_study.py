@@ -75,7 +75,13 @@ def test_trials_are_a_total_and_attributes_are_recorded(storage, objective):
     study = opened(storage, objective)
     run_trials(study, objective, total=4, design=[], after=lambda _: None)
     run_trials(study, objective, total=6, design=[], after=lambda _: None)
-    run_trials(study, objective, total=6, design=[], after=lambda _: pytest.fail, )
+    run_trials(
+        study,
+        objective,
+        total=6,
+        design=[],
+        after=lambda _: pytest.fail,
+    )
     assert len(completed(study)) == 6
     trial = completed(study)[0]
     assert trial.values == [sum(trial.user_attrs["budgets"]) / 3, trial.user_attrs["score"]]

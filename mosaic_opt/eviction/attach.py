@@ -77,8 +77,10 @@ def _attention(
     """The attention function: mask of this layer, the backend's attention, then the pass's own work."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     mask = mosaic_pass.mask(layer, query.shape[2], key.shape[2], attention_mask)
-    attend = mosaic_pass.backend if mask is None else _attend_grouped
-    output = attend(module, query, key, value, mask, scaling=scaling, **kwargs)
+    if mask is None:
+        output = mosaic_pass.backend(module, query, key, value, None, scaling=scaling, **kwargs)
+    else:
+        output = _attend_grouped(query, key, value, mask, scaling=scaling, **kwargs)
     mosaic_pass.attended(layer, query, key, value, scaling=scaling, present=attention_mask)
     return output
 
@@ -91,7 +93,6 @@ _UNGROUPED = _Ungrouped()
 
 
 def _attend_grouped(
-    module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -270,10 +271,14 @@ class Eviction:
     """
 
     def __init__(
-        self, model: PreTrainedModel, method: EvictionMethod, allocation: Allocation, backend: Callable[..., Any]
+        self,
+        model: PreTrainedModel,
+        method: EvictionMethod,
+        allocation: Allocation,
+        backend: Callable[..., Any],
     ) -> None:
         self.model, self.method, self.allocation, self.backend = model, method, allocation, backend
-        self.cache: Cache | None = None
+        self.cache: Any = None  # the transformers cache used last, its layers `PrefixLayer`s
 
     def lengths(self) -> list[int]:
         """Pairs held per KV head by each layer of the cache used last, tokens after the prompt included."""
@@ -331,7 +336,7 @@ class Eviction:
 class _LivePass(ForwardPass):
     """One forward of an attached model."""
 
-    def __init__(self, eviction: Eviction, cache: Cache) -> None:
+    def __init__(self, eviction: Eviction, cache: Any) -> None:
         super().__init__(eviction.backend)
         self.eviction, self.cache = eviction, cache
         self.evicted = False
@@ -367,9 +372,7 @@ class _LivePass(ForwardPass):
             state.set_prefix(keys, values, n, None)
             return
         padding = None if present is None else ~present
-        order = self.eviction.method.keep_order(
-            queries, keys, values, scaling=scaling, limit=budget, padding=padding
-        )
+        order = self.eviction.method.keep_order(queries, keys, values, scaling=scaling, limit=budget, padding=padding)
         lengths = None if present is None else present.sum(dim=1).clamp(max=order.shape[2])
         state.set_prefix(gather_pairs(keys, order), gather_pairs(values, order), n, lengths)
 

@@ -95,9 +95,7 @@ def _by_budgets(study: optuna.Study) -> dict[tuple[int, ...], FrozenTrial]:
 
 def _uniform_curve(test: dict[tuple[int, ...], FrozenTrial]) -> list[tuple[float, float]]:
     return sorted(
-        (float(budgets[0]), trial.user_attrs["score"])
-        for budgets, trial in test.items()
-        if len(set(budgets)) == 1
+        (float(budgets[0]), trial.user_attrs["score"]) for budgets, trial in test.items() if len(set(budgets)) == 1
     )
 
 

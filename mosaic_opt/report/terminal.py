@@ -12,9 +12,10 @@ from rich.table import Table
 from tqdm import tqdm
 
 from mosaic_opt.report.result import COMPARED
+from mosaic_opt.study import Watch
 
 
-class TerminalWatch:
+class TerminalWatch(Watch):
     """Progress bars with rate and time left (plain, rare lines where stderr is not a terminal)."""
 
     @contextmanager
@@ -28,7 +29,6 @@ class TerminalWatch:
                 nonlocal started
                 if not started:  # what an earlier run did must not count for the rate
                     bar.initial = bar.n = done
-                    bar.reset_time = None  # type: ignore[attr-defined]
                     started = True
                 bar.set_postfix_str(note, refresh=False)
                 bar.update(done - bar.n)

@@ -30,9 +30,7 @@ class Classifier:
         )
         self._constant: float | None = None
 
-    def fit(
-        self, features: Floats, labels: npt.NDArray[np.bool_], weights: Floats | None = None
-    ) -> "Classifier":
+    def fit(self, features: Floats, labels: npt.NDArray[np.bool_], weights: Floats | None = None) -> "Classifier":
         """Fit on features (n, k) and labels (n,); weights (n,) > 0 matter within a class only."""
         if len(features) == 0 or len(features) != len(labels):
             raise ValueError(

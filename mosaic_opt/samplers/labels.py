@@ -6,6 +6,7 @@ import numpy.typing as npt
 from .pareto import contributions_2d, ideal_volumes, shells
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -19,23 +20,21 @@ def good(losses: Floats, *, share: float = 1 / 3) -> Bools:
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1 (exclusive), got {share}")
     ranks = shells(losses)
-    volumes = np.zeros(len(losses)) if losses.shape[1] == 1 else _volumes(losses, ranks)
-    order = np.lexsort((-volumes, ranks))
-    last = order[max(1, int(np.ceil(share * len(losses)))) - 1]
-    return (ranks < ranks[last]) | ((ranks == ranks[last]) & (volumes >= volumes[last]))
+    count = max(1, int(np.ceil(share * len(losses))))
+    border = np.sort(ranks)[count - 1]
+    labels = ranks < border
+    shell = np.flatnonzero(ranks == border)
+    volumes = np.zeros(len(shell)) if losses.shape[1] == 1 else _volumes(losses, shell)
+    labels[shell] = volumes >= np.sort(volumes)[::-1][count - labels.sum() - 1]
+    return labels
 
 
-def _volumes(losses: Floats, ranks: npt.NDArray[np.int64]) -> Floats:
-    """Hypervolume (n,) that tells the points of one shell apart, objectives scaled to 0..1, reference 1.1."""
+def _volumes(losses: Floats, shell: Ints) -> Floats:
+    """Hypervolume (k,) that tells a shell's points (k,) apart, objectives scaled to 0..1, reference 1.1."""
     span = np.ptp(losses, axis=0)
-    scaled = (losses - losses.min(axis=0)) / np.where(span > 0, span, 1.0)
+    scaled = (losses[shell] - losses.min(axis=0)) / np.where(span > 0, span, 1.0)
     reference = [1.1] * losses.shape[1]
-    if losses.shape[1] > 2:
-        return ideal_volumes(scaled, reference)
-    volumes = np.zeros(len(losses))
-    for rank in range(ranks.max() + 1):
-        volumes[ranks == rank] = contributions_2d(scaled[ranks == rank], reference)
-    return volumes
+    return contributions_2d(scaled, reference) if losses.shape[1] == 2 else ideal_volumes(scaled, reference)
 
 
 def break_ties(score: Floats, signal: Floats) -> Floats:

@@ -96,9 +96,7 @@ class MosaicSampler(BaseSampler):
         describe = _Describer(space, self._decode, self._known_objective, _sign(study))
         units, seen = _stored(space, trials)
         tried = describe(units).keys
-        usable = [
-            i for i, t in enumerate(seen) if t.state == TrialState.COMPLETE and np.isfinite(t.values).all()
-        ]
+        usable = [i for i, t in enumerate(seen) if t.state == TrialState.COMPLETE and np.isfinite(t.values).all()]
         rng = np.random.default_rng([self._seed, count])
         if len(usable) < self._n_startup_trials:
             row, origin = self._startup(space, describe, set(tried), count, rng)
@@ -171,13 +169,9 @@ class _Describer:
         parameters = self._space.parameters(units[list(new.values())])
         for key, configuration in zip(new, parameters, strict=True):
             vector = np.empty(0) if self._decode is None else self._decode(configuration)
-            known = (
-                0.0 if self._known_objective is None else self._sign * self._known_objective(configuration)
-            )
+            known = 0.0 if self._known_objective is None else self._sign * self._known_objective(configuration)
             if not (np.isfinite(vector).all() and np.isfinite(known)):
-                raise ValueError(
-                    f"decode and known_objective must give finite numbers, got {vector} and {known}"
-                )
+                raise ValueError(f"decode and known_objective must give finite numbers, got {vector} and {known}")
             self._memory[key] = np.asarray(vector, dtype=float), known
 
 

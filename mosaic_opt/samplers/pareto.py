@@ -24,9 +24,7 @@ def losses(points: npt.ArrayLike, directions: Sequence[str] | None = None) -> Fl
     if directions is None:
         return values
     if len(directions) != values.shape[1]:
-        raise ValueError(
-            f"directions must have length {values.shape[1]}, one an objective, got {len(directions)}"
-        )
+        raise ValueError(f"directions must have length {values.shape[1]}, one an objective, got {len(directions)}")
     for direction in directions:
         if direction not in ("minimize", "maximize"):
             raise ValueError(f"directions must be 'minimize' or 'maximize', got {direction!r}")
@@ -115,9 +113,7 @@ def contributions_2d(points: npt.ArrayLike, reference: Sequence[float]) -> Float
 def _front_2d(values: Floats, reference: Floats) -> Floats:
     """Distinct non-dominated points strictly inside the reference; first objective rises, second falls."""
     if values.shape[1] != 2 or reference.shape != (2,):
-        raise ValueError(
-            f"points must be (n, 2) and reference (2,), got {values.shape} and {reference.shape}"
-        )
+        raise ValueError(f"points must be (n, 2) and reference (2,), got {values.shape} and {reference.shape}")
     inside = np.unique(values[(values < reference).all(axis=1)], axis=0)
     lower = np.minimum.accumulate(inside[:, 1])
     return inside[np.append(True, lower[1:] < lower[:-1])[: len(inside)]]

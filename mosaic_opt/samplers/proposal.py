@@ -1,4 +1,4 @@
-"""The next configuration from the observations so far: classifier and differential evolution, pure arrays."""
+"""The next configuration from the observations so far: classifier, then evolution (pure arrays)."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -125,9 +125,7 @@ class Proposer:
 
         def probability(units: Floats) -> Floats:
             description = describe(units)
-            return classifier.predict_proba(description.features) - _distance(
-                description.known, target.interval
-            )
+            return classifier.predict_proba(description.features) - _distance(description.known, target.interval)
 
         count = self._n_candidates - self._n_candidates // 8
         parents = observations.units[target.parents[rng.integers(len(target.parents), size=count)]]
@@ -154,10 +152,10 @@ def _target(losses: Floats, front: Ints, bounds: tuple[float, float], rng: np.ra
     """A gap of a two-objective front, drawn by the area a point inside could gain at most; else the front.
 
     The first objective is known before the evaluation, so a proposal can be asked to fall into the gap:
-    proposals spread along the front instead of crowding where the classifier is surest. There is one more gap
-    beyond each end: REACH of the first loss's range wide, inside its bounds, so that none is left where a front
-    ends at the box's own end; to the left a point gains up to the worst second loss, to the right at most as
-    much as the front's last step gained.
+    proposals spread along the front instead of crowding where the classifier is surest. One more gap lies
+    beyond each end: REACH of the first loss's range wide, but inside its bounds, so none where
+    the front ends at the box's own end. To the left a point gains up to the worst second loss, to the right
+    at most what the front's last step gained.
     """
     order = front[np.lexsort(losses[front].T[::-1])]
     if losses.shape[1] != 2:
@@ -165,10 +163,7 @@ def _target(losses: Floats, front: Ints, bounds: tuple[float, float], rng: np.ra
     first, second = losses[order].T
     reach = REACH * (bounds[1] - bounds[0])
     step = (second[-2] if len(order) > 1 else losses[:, 1].max()) - second[-1]
-    left, right = (
-        max(min(bounds[0], first[0]), first[0] - reach),
-        min(max(bounds[1], first[-1]), first[-1] + reach),
-    )
+    left, right = max(bounds[0], first[0] - reach), min(bounds[1], first[-1] + reach)
     first = np.concatenate([[left], first, [right]])
     second = np.concatenate([[losses[:, 1].max()], second, [second[-1] - step]])
     areas = np.diff(first) * -np.diff(second)

@@ -29,9 +29,7 @@ class Space:
             np.array(nominal),
         )
         self._categorical = [
-            (j, d)
-            for j, d in enumerate(self.distributions.values())
-            if isinstance(d, CategoricalDistribution)
+            (j, d) for j, d in enumerate(self.distributions.values()) if isinstance(d, CategoricalDistribution)
         ]
         self._converters = [_converter(distribution) for distribution in self.distributions.values()]
 
@@ -69,9 +67,7 @@ class Space:
         """Raise RuntimeError where a value lies outside its distribution; Optuna would silently redraw."""
         for name, distribution in self.distributions.items():
             if not distribution._contains(distribution.to_internal_repr(parameters[name])):
-                raise RuntimeError(
-                    f"{name} must lie in {distribution}, the sampler made {parameters[name]!r}"
-                )
+                raise RuntimeError(f"{name} must lie in {distribution}, the sampler made {parameters[name]!r}")
 
 
 def _bounds(name: str, distribution: BaseDistribution) -> tuple[float, float, float, bool, bool]:

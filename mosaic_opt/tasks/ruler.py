@@ -80,9 +80,7 @@ ATTEMPTS = 256  # places where that cut sentence may begin
 
 # Metric by task name in RULER: `all` is the share of references found, `part` is 1 if any is.
 METRICS = {
-    **{
-        f"niah_{kind}_{number}": "string_match_all" for kind in ("single", "multikey") for number in (1, 2, 3)
-    },
+    **{f"niah_{kind}_{number}": "string_match_all" for kind in ("single", "multikey") for number in (1, 2, 3)},
     **dict.fromkeys(("niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe"), "string_match_all"),
     **dict.fromkeys(("qa_1", "qa_2"), "string_match_part"),
 }
@@ -120,7 +118,7 @@ class Needle(Task):
     """
 
     def __init__(
-        self, *, name: str, haystack: str, keys: int, tokens: int = 650, seed: int = 0, new_tokens: int = 10
+        self, *, name: str, haystack: str, keys: int, tokens: int = 650, seed: int = 0, new_tokens: int = 9
     ) -> None:
         if name not in METRICS:
             raise ValueError(f"name must be one of {', '.join(METRICS)}, got {name!r}")

@@ -96,7 +96,8 @@ def test_positions_go_on_from_the_true_length():
     seen = []
     with torch.no_grad(), attach(model, METHOD, MIXED):
         handle = model.model.rotary_emb.register_forward_hook(
-            lambda module, args, kwargs, output: seen.append(kwargs["position_ids"].tolist()), with_kwargs=True
+            lambda module, args, kwargs, output: seen.append(kwargs["position_ids"].tolist()),
+            with_kwargs=True,
         )
         cache = model(PROMPT[:1]).cache
         model(PROMPT[:1, :1], cache=cache)
@@ -106,9 +107,14 @@ def test_positions_go_on_from_the_true_length():
 
 def test_everything_is_restored_after_an_exception(model):
     before = state_of(model)
-    with pytest.raises(ZeroDivisionError), attach(model, METHOD, MIXED):
-        generate(model)
-        raise ZeroDivisionError
+
+    def fail_inside():
+        with attach(model, METHOD, MIXED):
+            generate(model)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
     assert state_of(model) == before
     assert model.config._attn_implementation in ALL_ATTENTION_FUNCTIONS
 
@@ -121,9 +127,18 @@ def test_bad_input_leaves_the_model_untouched(model, case):
     if case == "eager":
         model.set_attn_implementation("eager")
     before = state_of(model)
-    named = {"length": "4 budgets", "twice": "attached already", "training": "training mode", "eager": "eager"}
+    named = {
+        "length": "4 budgets",
+        "twice": "attached already",
+        "training": "training mode",
+        "eager": "eager",
+    }
     if case == "twice":
-        with attach(model, METHOD, MIXED), pytest.raises(ValueError, match=named[case]), attach(model, METHOD, MIXED):
+        with (
+            attach(model, METHOD, MIXED),
+            pytest.raises(ValueError, match=named[case]),
+            attach(model, METHOD, MIXED),
+        ):
             pass
     else:
         with pytest.raises(ValueError, match=named[case]), attach(model, METHOD, allocation):
@@ -148,7 +163,8 @@ def test_sliding_window_layers_are_named():
         vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, sliding_window=16,
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"mistral.*\[0, 1\]"), attach(
-        MistralForCausalLM(config).eval(), METHOD, Allocation([4, 4])
+    with (
+        pytest.raises(ValueError, match=r"mistral.*\[0, 1\]"),
+        attach(MistralForCausalLM(config).eval(), METHOD, Allocation([4, 4])),
     ):
         pass

@@ -55,9 +55,7 @@ def test_cost_is_bounded_and_result_sorted_without_repeats():
 
 
 def test_same_seed_same_result():
-    for a, b in zip(
-        run(integers(5, 15), 7.0, seed=2)[:2], run(integers(5, 15), 7.0, seed=2)[:2], strict=True
-    ):
+    for a, b in zip(run(integers(5, 15), 7.0, seed=2)[:2], run(integers(5, 15), 7.0, seed=2)[:2], strict=True):
         np.testing.assert_array_equal(a, b)
 
 

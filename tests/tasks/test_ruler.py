@@ -90,9 +90,7 @@ def test_needles_stand_at_all_depths_and_in_no_fixed_order(tokenizer: PreTrained
     depths = [example.prompt.index(f"{example.references[0]}.") / len(example.prompt) for example in examples]
     assert min(depths) < 0.25
     assert max(depths) > 0.8
-    ranks = {
-        [v for _, v in NEEDLE.findall(example.prompt)].index(example.references[0]) for example in examples
-    }
+    ranks = {[v for _, v in NEEDLE.findall(example.prompt)].index(example.references[0]) for example in examples}
     assert ranks == {0, 1, 2, 3}
 
 
