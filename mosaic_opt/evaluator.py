@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Measurement:
         scores: task score of each example, 0 to 1.
         log_likelihoods: log-probability of each example's best reference, summed over its tokens without
             the first (which comes from the prefill and no allocation changes).
-        outputs: generated text of each example.
+        outputs: generated text of each example (cut where its score was settled, if so asked).
         mean_budget: nominal mean layer budget in tokens.
         realised_mean: the same, where no prompt keeps more pairs than it has tokens.
         kv_bytes: bytes of the kept prompt pairs of one example (mean over the examples).
@@ -112,6 +113,7 @@ class Evaluator:
         self.examples = list(examples)
         self.cap = min(cap or longest, longest)
         self.stop_tokens = _stop_tokens(model, tokenizer)
+        self._pieces: dict[str, float] = {}
         ranked = self._ranked(store, progress or (lambda done, total: None))
         self.drafts = [tokens for _, _, tokens in ranked]
         order = sorted(range(len(examples)), key=lambda index: len(self.examples[index].tokens))
@@ -120,10 +122,14 @@ class Evaluator:
         ]
 
     @torch.inference_mode()
-    def evaluate(self, allocation: Allocation) -> Measurement:
+    def evaluate(self, allocation: Allocation, *, complete: bool = True) -> Measurement:
         """Score, outputs and reference log-likelihood of every example under this allocation.
 
         The tokens are those of `model.generate` with the eviction attached (greedy).
+
+        Args:
+            complete: decode every output to its end. Otherwise an output may end where the task says that
+                its score is settled: scores and log-likelihoods are the same, texts are cut, and it is faster.
 
         Raises:
             ValueError: for an allocation of the wrong length, or one above the cap.
@@ -137,7 +143,7 @@ class Evaluator:
         likelihoods = [0.0] * len(self.examples)
         with attention_switched(self.model) as backend:
             for batch in self.batches:
-                decoded, batch_likelihoods = _Decoding(self, batch, allocation, backend).run()
+                decoded, batch_likelihoods = _Decoding(self, batch, allocation, backend, complete).run()
                 for row, index in enumerate(batch.indices):
                     tokens[index], likelihoods[index] = decoded[row], batch_likelihoods[row]
         return self._measurement(tokens, likelihoods, allocation, time.perf_counter() - start)
@@ -150,6 +156,35 @@ class Evaluator:
         """Generated text without the stop token."""
         kept = [token for token in tokens if token not in self.stop_tokens]
         return str(self.tokenizer.decode(kept, skip_special_tokens=True))
+
+    def settled(self, example: Example, tokens: Sequence[int]) -> bool:
+        """Whether the task says that nothing that may follow these tokens changes the example's score."""
+        left = self.task.new_tokens - len(tokens)
+        reach = [left * self._most_per_token(reference) for reference in example.references]
+        return self.task.settled(self.text(tokens), example.references, reach)
+
+    def _most_per_token(self, reference: str) -> float:
+        """The most characters of a reference that one token can supply (case aside).
+
+        That is the longest piece of the reference which a token's text contains. Infinite where a token's
+        text alone does not tell: for anything but ASCII letters and digits.
+        """
+        if reference not in self._pieces:
+            text = reference.lower()
+            known = (
+                n
+                for n in range(len(text), 0, -1)
+                if any(text[i : i + n] in self._token_texts for i in range(len(text) - n + 1))
+            )
+            plain = text.isascii() and text.isalnum()
+            self._pieces[reference] = float(next(known, 0)) if plain else float("inf")
+        return self._pieces[reference]
+
+    @cached_property
+    def _token_texts(self) -> str:
+        """The texts of all tokens in lower case, separated by zero bytes."""
+        texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
+        return "\0".join(texts).lower()
 
     def _score(self, example: Example, tokens: Sequence[int]) -> float:
         return self.task.score(self.text(tokens), example.references)
@@ -318,9 +353,14 @@ class _Decoding:
     """
 
     def __init__(
-        self, evaluator: Evaluator, batch: _Batch, allocation: Allocation, backend: Callable[..., Any]
+        self,
+        evaluator: Evaluator,
+        batch: _Batch,
+        allocation: Allocation,
+        backend: Callable[..., Any],
+        complete: bool = True,
     ) -> None:
-        self.evaluator, self.batch, self.backend = evaluator, batch, backend
+        self.evaluator, self.batch, self.backend, self.complete = evaluator, batch, backend, complete
         limit = evaluator.task.new_tokens
         room = limit + max(batch.tree.tokens.shape[1], PASS_TOKENS)
         self.layers = [
@@ -388,7 +428,7 @@ class _Decoding:
                 nodes.append(node)
                 output.append(predictions[position][node])
                 node = tree.children[position].get((node, output[-1]))
-            if not self._closed(output):
+            if not self._closed(output) and not self._settled(row):
                 open_rows.append(position)
                 paths.append(nodes)
         self._keep(open_rows, paths)
@@ -396,6 +436,10 @@ class _Decoding:
     def _closed(self, output: list[int]) -> bool:
         limit = self.evaluator.task.new_tokens
         return len(output) >= limit or output[-1] in self.evaluator.stop_tokens
+
+    def _settled(self, row: int) -> bool:
+        example = self.evaluator.examples[self.batch.indices[row]]
+        return not self.complete and self.evaluator.settled(example, self.outputs[row])
 
     def _keep(self, positions: list[int], paths: list[list[int]]) -> None:
         """Keep these open rows, and of the last pass's slots those on each row's path, left-aligned."""

@@ -129,8 +129,12 @@ class Bench:
         return self._evaluators[split]
 
     def measure(self, split: str) -> Callable[[Allocation], Measurement]:
-        """Measure allocations on a split; the evaluator is made at the first call."""
-        return lambda allocation: self.evaluator(split).evaluate(allocation)
+        """Measure allocations on a split; the evaluator is made at the first call.
+
+        Calibration outputs are not kept, so they end where their score is settled.
+        """
+        complete = split != "calibration"
+        return lambda allocation: self.evaluator(split).evaluate(allocation, complete=complete)
 
     def release(self, *splits: str) -> None:
         """Free the ranked caches of these splits."""

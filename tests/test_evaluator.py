@@ -6,7 +6,7 @@ from mosaic_opt.allocation import Allocation, uniform
 from mosaic_opt.evaluator import Evaluator, TokenTree, _Decoding
 from mosaic_opt.eviction import SnapKV, attach
 from mosaic_opt.eviction.attach import attention_switched
-from mosaic_opt.tasks import Needle
+from mosaic_opt.tasks import Needle, ruler
 from tests.conftest import RandomTokens, tiny_llama
 
 METHOD = SnapKV(window=8)
@@ -115,6 +115,38 @@ def test_smollm2_tokens_are_those_of_the_live_model(smollm2):
                 assert abs(float(gap)) <= 1e-4
                 ties += 1
     print(f"ties: {ties}")
+
+
+def test_outputs_cut_where_the_score_is_settled_score_the_same(byte_tokenizer):
+    model = tiny_llama(dtype=torch.float64)
+    evaluator = make(model, byte_tokenizer)
+    for example, draft in zip(evaluator.examples, evaluator.drafts, strict=True):
+        text = evaluator.text(draft)  # a reference that some outputs contain, some begin, some miss
+        plain = [part for part in (text[i : i + 2] for i in range(len(text))) if part.isascii() and part.isalnum()]
+        object.__setattr__(example, "references", (plain[0] if plain else "zz",))
+    evaluator.task.score = lambda text, references: ruler.score("niah_single_1", text, references)
+    evaluator.task.settled = ruler.settled
+    shorter, found = 0, 0.0
+    for allocation in allocations(4, 6):
+        whole, cut = (evaluator.evaluate(allocation, complete=complete) for complete in (True, False))
+        assert cut.scores == whole.scores
+        assert cut.log_likelihoods == pytest.approx(whole.log_likelihoods, abs=1e-9)
+        assert all(long.startswith(short) for long, short in zip(whole.outputs, cut.outputs, strict=True))
+        found += sum(whole.scores)
+        shorter += sum(len(a) > len(b) for a, b in zip(whole.outputs, cut.outputs, strict=True))
+    assert 0 < found < 7 * 11
+    assert shorter > 0
+
+
+def test_a_token_supplies_no_more_of_a_reference_than_its_longest_piece(smollm2, byte_tokenizer, model):
+    source, large = smollm2
+    task = Needle(name="niah_single_2", haystack="essay", keys=1, tokens=200)
+    examples = task.examples(source.tokenizer, "test", 1)
+    evaluator = Evaluator(model=large, tokenizer=source.tokenizer, task=task, examples=examples, method=SnapKV())
+    assert evaluator._most_per_token("1234567") == 1  # SmolLM2 tokenises digit by digit
+    assert evaluator._most_per_token("house") == 5
+    assert evaluator._most_per_token("two words") == float("inf")
+    assert make(model, byte_tokenizer)._most_per_token("House") == 1
 
 
 def test_measurement_numbers(byte_tokenizer, model):

@@ -10,6 +10,7 @@ the evaluator does it), of a trial's evaluation, of a whole trial (proposal and 
 import argparse
 import statistics
 import time
+from functools import partial
 
 import optuna
 
@@ -40,7 +41,9 @@ def main() -> None:
     evaluator = Evaluator(
         model=source.load(), tokenizer=source.tokenizer, task=task, examples=examples, method=SnapKV()
     )
-    objective = LevelObjective(levels=LEVELS, measure=evaluator.evaluate, layers=len(evaluator.batches[0].keys))
+    objective = LevelObjective(
+        levels=LEVELS, measure=partial(evaluator.evaluate, complete=False), layers=len(evaluator.batches[0].keys)
+    )
     study = new_study(objective, options.trials)
     prefills, walls = [], []
     for part in range(options.repeats):

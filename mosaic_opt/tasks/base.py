@@ -66,6 +66,14 @@ class Task(ABC):
     def score(self, prediction: str, references: Sequence[str]) -> float:
         """Score of a generated text, from 0 to 1."""
 
+    def settled(self, prediction: str, references: Sequence[str], reach: Sequence[float]) -> bool:
+        """Whether no continuation of the text can change its score any more, so that decoding may stop.
+
+        reach: for each reference, the most of its characters that the tokens still allowed can add.
+        Here never; a task that can tell overrides this.
+        """
+        return False
+
     def describe(self) -> dict[str, Any]:
         """What determines the examples, as JSON values, for a fingerprint; subclasses add to it."""
         return {

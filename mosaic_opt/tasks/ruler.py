@@ -101,9 +101,27 @@ def score(task: str, prediction: str, references: Sequence[str]) -> float:
         raise ValueError(f"task must be one of {', '.join(METRICS)}, got {task!r}")
     if not references or not all(references):
         raise ValueError(f"references must be non-empty texts, got {list(references)!r}")
-    text = _CONTROL.sub("\n", prediction).lower()
+    text = _normalised(prediction)
     found = [reference.lower() in text for reference in references]
     return float(any(found)) if METRICS[task] == "string_match_part" else sum(found) / len(found)
+
+
+def settled(prediction: str, references: Sequence[str], reach: Sequence[float]) -> bool:
+    """Whether every reference is found, or out of reach however the prediction goes on (see `Task.settled`)."""
+    text = _normalised(prediction)
+    return all(
+        reference in text or _begun(text, reference) + more < len(reference)
+        for reference, more in zip(map(str.lower, references), reach, strict=True)
+    )
+
+
+def _begun(text: str, reference: str) -> int:
+    """Length of the longest end of `text` with which `reference` begins."""
+    return next(n for n in range(len(reference), -1, -1) if text.endswith(reference[:n]))
+
+
+def _normalised(prediction: str) -> str:
+    return _CONTROL.sub("\n", prediction).lower()
 
 
 class Needle(Task):
@@ -147,6 +165,10 @@ class Needle(Task):
             prompt, tokens = self._fit(tokenizer, passage, _Quiz(keys, values), generator)
             examples.append(build_example(tokenizer, prompt, values[:1], tokens))
         return examples
+
+    def settled(self, prediction: str, references: Sequence[str], reach: Sequence[float]) -> bool:
+        """See the function of this name."""
+        return settled(prediction, references, reach)
 
     def score(self, prediction: str, references: Sequence[str]) -> float:
         return score(self.name, prediction, references)

@@ -301,3 +301,20 @@ def test_import_stays_light() -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("text", "reach", "expected"),
+    [
+        ("it is 1234567.", 0, True),  # found
+        ("it is 1234", 3, False),  # can still be completed
+        ("it is 1234", 2, True),
+        ("it is 9", 7, False),  # can still begin anew
+        ("it is 9", 6, True),
+        ("it is 1", 6, False),
+        ("", float("inf"), False),
+    ],
+)
+def test_a_score_is_settled_when_found_or_out_of_reach(text, reach, expected):
+    assert ruler.settled(text, ["1234567"], [reach]) is expected
+    assert not ruler.settled(text, ["1234567", "x"], [reach, float("inf")])
