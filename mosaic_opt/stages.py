@@ -24,10 +24,11 @@ from scipy.stats import qmc
 
 from mosaic_opt import allocation as allocations
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.evaluator import Evaluator, Measurement, ranked_fingerprint
+from mosaic_opt.evaluator import Evaluator, Measurement
 from mosaic_opt.eviction import EvictionMethod
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import LevelObjective, Objective, WeightObjective
+from mosaic_opt.ranked import ranked_fingerprint
 from mosaic_opt.samplers.pareto import shells
 from mosaic_opt.study import Measured, Plan, Watch, completed, open_study, run_trials
 from mosaic_opt.tasks import Example, Task
@@ -339,7 +340,7 @@ class Search:
             self.storage,
             name,
             objective=objective,
-            fingerprint=self.fingerprint,
+            fingerprint={**self.fingerprint, "stage": stage},
             user_attrs={**shared, **user_attrs},
             sampler=sampler,
         )

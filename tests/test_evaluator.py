@@ -3,9 +3,11 @@ import pytest
 import torch
 
 from mosaic_opt.allocation import Allocation, uniform
-from mosaic_opt.evaluator import Evaluator, TokenTree, _Decoding
+from mosaic_opt.decoding import TokenTree
+from mosaic_opt.evaluator import Evaluator
 from mosaic_opt.eviction import SnapKV, attach
 from mosaic_opt.eviction.attach import attention_switched
+from mosaic_opt.ranked import Prefiller
 from mosaic_opt.tasks import Needle, ruler
 from tests.conftest import RandomTokens, tiny_llama
 
@@ -28,7 +30,7 @@ def decoded(evaluator, allocation):
     tokens = {}
     with attention_switched(evaluator.model) as backend:
         for batch in evaluator.batches:
-            outputs, _ = _Decoding(evaluator, batch, allocation, backend).run()
+            outputs, _ = evaluator._decoding(backend, batch, allocation, complete=True).run()
             tokens.update(zip(batch.indices, outputs, strict=True))
     return [tokens[index] for index in range(len(tokens))]
 
@@ -160,6 +162,14 @@ def test_measurement_numbers(byte_tokenizer, model):
     assert measured.score == np.mean(measured.scores)
 
 
+def test_references_of_one_token_or_none_have_no_likelihood(byte_tokenizer, model):
+    evaluator = make(model, byte_tokenizer)
+    for batch in evaluator.batches:
+        for row in range(len(batch.references)):
+            batch.references[row] = [(7,)] if row % 2 else []
+    assert set(evaluator.evaluate(uniform(4, 9)).log_likelihoods) == {0.0}
+
+
 def test_batching_changes_nothing(byte_tokenizer):
     model = tiny_llama(dtype=torch.float64)
     allocation = Allocation([9, 30, 12, 50])
@@ -176,9 +186,9 @@ def test_stored_ranked_caches_are_read_and_damaged_ones_made_again(byte_tokenize
     files[0].write_bytes(files[0].read_bytes()[:100])
     files[1].write_bytes(b"")
     prefilled = []
-    original = Evaluator._prefill
+    original = Prefiller.prefill
     monkeypatch.setattr(
-        Evaluator, "_prefill", lambda self, examples: prefilled.extend(examples) or original(self, examples)
+        Prefiller, "prefill", lambda self, examples: prefilled.extend(examples) or original(self, examples)
     )
     again = make(model, byte_tokenizer, store=tmp_path).evaluate(allocation)
     assert {f"{example.id}.safetensors" for example in prefilled} == {files[0].name, files[1].name}

@@ -4,9 +4,11 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import optuna
@@ -219,6 +221,7 @@ def test_evaluate_prints_one_json_object(capfd, tmp_path):
 
 
 def configurations():
+    """Every verb by itself, and `search` with every file of every group."""
     for verb in VERBS:
         yield verb, []
     for group in GROUPS:
@@ -226,7 +229,7 @@ def configurations():
             yield "search", [f"{group}={file.stem}"]
 
 
-@pytest.mark.parametrize(("verb", "overrides"), configurations())
+@pytest.mark.parametrize(("verb", "overrides"), list(configurations()))
 def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_path):
     if verb == "evaluate":
         overrides = ["allocation=uniform:64"]
@@ -251,9 +254,7 @@ def test_every_configuration_file_is_reached():
 
 
 def test_the_dashboard_serves_the_database(tmp_path):
-    import urllib.request
-
-    with __import__("socket").socket() as probe:
+    with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = spawn("dashboard", f"port={port}", f"output={tmp_path}")

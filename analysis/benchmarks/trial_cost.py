@@ -14,10 +14,11 @@ from functools import partial
 
 import optuna
 
-from mosaic_opt.evaluator import Evaluator, _equal_lengths
+from mosaic_opt.evaluator import Evaluator
 from mosaic_opt.eviction import SnapKV
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import LevelObjective
+from mosaic_opt.ranked import Prefiller, equal_lengths
 from mosaic_opt.samplers import MosaicSampler
 from mosaic_opt.stages import initial_design
 from mosaic_opt.study import completed
@@ -75,11 +76,10 @@ def new_study(objective: LevelObjective, trials: int) -> optuna.Study:
 
 def prefill_seconds(evaluator: Evaluator) -> float:
     """Seconds to prefill and rank all examples, in the evaluator's own chunks, without making drafts."""
-    evaluator.task.new_tokens, limit = 1, evaluator.task.new_tokens
+    prefiller = Prefiller(evaluator.model, evaluator.method, cap=evaluator.cap, new_tokens=1, stop_tokens=frozenset())
     start = time.perf_counter()
-    for chunk in _equal_lengths(list(range(len(evaluator.examples))), evaluator.examples):
-        evaluator._prefill([evaluator.examples[index] for index in chunk])
-    evaluator.task.new_tokens = limit
+    for chunk in equal_lengths(list(range(len(evaluator.examples))), evaluator.examples):
+        prefiller.prefill([evaluator.examples[index] for index in chunk])
     return time.perf_counter() - start
 
 
