@@ -132,9 +132,9 @@ class Bench:
     def measure(self, split: str) -> Callable[[Allocation], Measurement]:
         """Measure allocations on a split; the evaluator is made at the first call.
 
-        Calibration outputs are not kept, so they end where their score is settled.
+        Only test outputs are kept; the others end where their score is settled.
         """
-        complete = split != "calibration"
+        complete = split == "test"
         return lambda allocation: self.evaluator(split).evaluate(allocation, complete=complete)
 
     def release(self, *splits: str) -> None:
@@ -349,7 +349,7 @@ class Search:
         study = self._open(
             f"{self.name}-{split}", Measured, stage=split, sampler=RandomSampler(seed=0), user_attrs={}
         )
-        return Measured(study, self.bench.measure(split), cap=self.bench.cap)
+        return Measured(study, self.bench.measure(split), cap=self.bench.cap, outputs=split == "test")
 
     def _run(
         self,

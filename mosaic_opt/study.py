@@ -295,13 +295,14 @@ class Measured:
         study: two objectives, as stage 1.
         measure: measures an allocation that is not stored yet.
         cap: largest budget possible.
+        outputs: whether to keep the output texts.
     """
 
     directions: tuple[Direction, ...] = ("minimize", "maximize")
     metric_names: tuple[str, ...] = ("mean budget", "score")
 
-    def __init__(self, study: optuna.Study, measure: Measure, *, cap: int) -> None:
-        self.study, self.measure, self.cap = study, measure, cap
+    def __init__(self, study: optuna.Study, measure: Measure, *, cap: int, outputs: bool = False) -> None:
+        self.study, self.measure, self.cap, self.outputs = study, measure, cap, outputs
         self.trials = {tuple(trial.user_attrs["budgets"]): trial for trial in completed(study)}
 
     def missing(self, wanted: Iterable[Allocation]) -> bool:
@@ -317,7 +318,7 @@ class Measured:
                 params=dict(zip(names, allocation.budgets, strict=True)),
                 distributions={name: IntDistribution(1, self.cap) for name in names},
                 values=[allocation.mean, measurement.score],
-                user_attrs=attributes(allocation, measurement, outputs=True),
+                user_attrs=attributes(allocation, measurement, outputs=self.outputs),
             )
             self.study.add_trial(trial)
             self.trials[allocation.budgets] = trial

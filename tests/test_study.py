@@ -182,7 +182,7 @@ def test_measurements_are_stored_once(storage):
         calls.append(allocation)
         return measure(allocation)
 
-    measured = Measured(study, counted, cap=50)
+    measured = Measured(study, counted, cap=50, outputs=True)
     first = measured(Allocation([1, 2]))
     again = Measured(study, counted, cap=50)
     assert not again.missing([Allocation([1, 2])])
