@@ -173,7 +173,7 @@ def evaluate(config: DictConfig) -> None:
         bench = _bench(config, source, {config.split: config[config.split]}, TerminalWatch())
         wanted = allocation.parse(given, layers=bench.layers)
         bench.examples  # noqa: B018  (bad counts are reported before the model loads)
-    measurement = bench.measure(config.split)(wanted)
+    measurement = bench.measure(config.split)(wanted, complete=True)
     report = {
         "score": measurement.score,
         "log_likelihood": measurement.log_likelihood,

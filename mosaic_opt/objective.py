@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mosaic_opt.evaluator import Measurement
 
 Direction = Literal["minimize", "maximize"]
-Measure = Callable[[Allocation], "Measurement"]
+Measure = Callable[..., "Measurement"]  # (allocation, complete=False), see Evaluator.evaluate
 
 
 class Objective(ABC):

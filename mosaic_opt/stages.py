@@ -27,7 +27,7 @@ from mosaic_opt.allocation import Allocation
 from mosaic_opt.evaluator import Evaluator, Measurement
 from mosaic_opt.eviction import EvictionMethod
 from mosaic_opt.model import ModelSource
-from mosaic_opt.objective import LevelObjective, Objective, WeightObjective
+from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective
 from mosaic_opt.ranked import ranked_fingerprint
 from mosaic_opt.samplers.pareto import shells
 from mosaic_opt.study import Measured, Plan, Watch, completed, open_study, run_trials
@@ -129,13 +129,13 @@ class Bench:
                 )
         return self._evaluators[split]
 
-    def measure(self, split: str) -> Callable[[Allocation], Measurement]:
-        """Measure allocations on a split; the evaluator is made at the first call.
+    def measure(self, split: str) -> Measure:
+        """Measure allocations on a split (see `Evaluator.evaluate`); the evaluator is made at the first call."""
 
-        Only test outputs are kept; the others end where their score is settled.
-        """
-        complete = split == "test"
-        return lambda allocation: self.evaluator(split).evaluate(allocation, complete=complete)
+        def measured(allocation: Allocation, *, complete: bool = False) -> Measurement:
+            return self.evaluator(split).evaluate(allocation, complete=complete)
+
+        return measured
 
     def release(self, *splits: str) -> None:
         """Free the ranked caches of these splits."""
@@ -301,7 +301,7 @@ class Search:
         self._prefilled("test", self.test.missing(wanted))
         with self.watch.bar("test", len(wanted)) as advance:
             for done, allocation in enumerate(wanted, start=1):
-                trial = self.test(allocation)
+                trial = self.test(allocation, outputs=allocation in compared)
                 advance(done, f"mean {allocation.mean:.0f}: {trial.user_attrs['score']:.3f}")
 
     def _compared(self, budget: int, rescaled: Allocation, refined: Allocation) -> dict[str, list[int]]:
@@ -349,7 +349,7 @@ class Search:
         study = self._open(
             f"{self.name}-{split}", Measured, stage=split, sampler=RandomSampler(seed=0), user_attrs={}
         )
-        return Measured(study, self.bench.measure(split), cap=self.bench.cap, outputs=split == "test")
+        return Measured(study, self.bench.measure(split), cap=self.bench.cap)
 
     def _run(
         self,

@@ -295,30 +295,33 @@ class Measured:
         study: two objectives, as stage 1.
         measure: measures an allocation that is not stored yet.
         cap: largest budget possible.
-        outputs: whether to keep the output texts.
     """
 
     directions: tuple[Direction, ...] = ("minimize", "maximize")
     metric_names: tuple[str, ...] = ("mean budget", "score")
 
-    def __init__(self, study: optuna.Study, measure: Measure, *, cap: int, outputs: bool = False) -> None:
-        self.study, self.measure, self.cap, self.outputs = study, measure, cap, outputs
+    def __init__(self, study: optuna.Study, measure: Measure, *, cap: int) -> None:
+        self.study, self.measure, self.cap = study, measure, cap
         self.trials = {tuple(trial.user_attrs["budgets"]): trial for trial in completed(study)}
 
     def missing(self, wanted: Iterable[Allocation]) -> bool:
         """Whether any of these is not stored yet."""
         return any(allocation.budgets not in self.trials for allocation in wanted)
 
-    def __call__(self, allocation: Allocation) -> FrozenTrial:
-        """The stored trial of this allocation, measured now if it is not there."""
+    def __call__(self, allocation: Allocation, *, outputs: bool = False) -> FrozenTrial:
+        """The stored trial of this allocation, measured now if it is not there.
+
+        Args:
+            outputs: whether a measurement made now is to keep its whole output texts.
+        """
         if allocation.budgets not in self.trials:
-            measurement = self.measure(allocation)
+            measurement = self.measure(allocation, complete=outputs)
             names = parameter_names("budget", len(allocation))
             trial = create_trial(
                 params=dict(zip(names, allocation.budgets, strict=True)),
                 distributions={name: IntDistribution(1, self.cap) for name in names},
                 values=[allocation.mean, measurement.score],
-                user_attrs=attributes(allocation, measurement, outputs=self.outputs),
+                user_attrs=attributes(allocation, measurement, outputs=outputs),
             )
             self.study.add_trial(trial)
             self.trials[allocation.budgets] = trial

@@ -49,7 +49,7 @@ def test_initial_design_has_every_uniform_and_spreads_over_the_means():
 def search():
     """A search whose selection split prefers budget in layer 1."""
 
-    def measure(allocation):
+    def measure(allocation, complete):
         score = allocation.budgets[1] / 1000
         return Measurement((score,), (score,), ("",), allocation.mean, allocation.mean, 1, 0.1)
 

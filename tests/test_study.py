@@ -26,7 +26,7 @@ NUMBERS = {
 }  # fmt: skip
 
 
-def measure(allocation: Allocation) -> Measurement:
+def measure(allocation: Allocation, complete: bool = False) -> Measurement:
     score = sum(allocation.budgets) / (len(allocation) * 1000)
     return Measurement((score,), (-1.0,), ("text",), allocation.mean, allocation.mean, 100, 0.1)
 
@@ -178,12 +178,12 @@ def test_measurements_are_stored_once(storage):
     calls = []
     study = opened(storage, Measured, name="s-test")
 
-    def counted(allocation):
+    def counted(allocation, complete):
         calls.append(allocation)
         return measure(allocation)
 
-    measured = Measured(study, counted, cap=50, outputs=True)
-    first = measured(Allocation([1, 2]))
+    measured = Measured(study, counted, cap=50)
+    first = measured(Allocation([1, 2]), outputs=True)
     again = Measured(study, counted, cap=50)
     assert not again.missing([Allocation([1, 2])])
     assert again(Allocation([1, 2])).user_attrs == first.user_attrs
