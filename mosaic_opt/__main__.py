@@ -40,6 +40,13 @@ VERBS = {
 SPLIT_NAMES = ("calibration", "selection", "test")
 PARTS = ("model", "task", "eviction", "sampler", "levels", *SPLIT_NAMES, "tokens", "seed", "cap")
 
+_EVALUATED = {"model", "task", "eviction", *SPLIT_NAMES, "tokens", "seed", "cap", "batch_size", "output"}
+_REQUIRED = {
+    "evaluate": _EVALUATED | {"allocation", "split"},
+    "search": _EVALUATED
+    | {"sampler", "storage", "study", "levels", "trials", "winner", "ladder", "budgets", "refine_trials"},
+}
+
 
 class UserError(Exception):
     """Something the user can mend: one line, exit code 2."""
@@ -58,10 +65,15 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; we print them
     signal.signal(signal.SIGTERM, _interrupt)
     failed: list[str] = []
+    started: list[bool] = []
     try:
-        job = _reporting({"search": search, "evaluate": evaluate, "dashboard": dashboard}[verb], failed)
+        job = _reporting({"search": search, "evaluate": evaluate, "dashboard": dashboard}[verb], failed, started)
         hydra.main(config_path="pkg://mosaic_opt.conf", config_name=verb, version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:
+        _fail(_one_line(error))
+    except ValueError as error:  # from Hydra's own reading of the command line; a job's are faults of ours
+        if started:
+            raise
         _fail(_one_line(error))
     except KeyboardInterrupt:
         print("\ninterrupted: nothing finished is lost; the same command goes on from here", file=sys.stderr)
@@ -69,10 +81,13 @@ def main() -> None:
     sys.exit(2 if failed else 0)
 
 
-def _reporting(job: Callable[[DictConfig], None], failed: list[str]) -> Callable[[DictConfig], None]:
+def _reporting(
+    job: Callable[[DictConfig], None], failed: list[str], started: list[bool]
+) -> Callable[[DictConfig], None]:
     """The job, its user errors printed and collected, so that the other jobs of a multirun go on."""
 
     def run(config: DictConfig) -> None:
+        started.append(True)
         try:
             job(config)
         except (UserError, OmegaConfBaseException) as error:
@@ -87,13 +102,13 @@ def search(config: DictConfig) -> None:
     from mosaic_opt.study import Plan, check_fingerprint, open_storage, stored_study
 
     with _user_errors():
-        numbers: Any = OmegaConf.to_container(config, resolve=True)
+        numbers = _checked(config)
         plan = Plan(**{field: numbers[field] for field in Plan.__dataclass_fields__})
         plan.check_range(floor=1, prompt=config.tokens)
         name = config.study or _default_name(config)
         _require_name(name)
         source = instantiate(config.model)
-        storage = open_storage(config.storage.url)
+        storage = open_storage(str(config.storage.url))
         folder = Path(config.output) / "results" / name
         folder.mkdir(parents=True, exist_ok=True)
         fingerprint = _fingerprint(config, source)
@@ -125,6 +140,7 @@ def _run_search(
         with FileLock(folder / ".lock", timeout=0):
             with _user_errors():
                 bench = _bench(config, source, plan.counts, watch)
+                source.require_device()
                 plan.check_range(floor=bench.method.floor, prompt=config.tokens)
                 search = Search(
                     name=name,
@@ -165,6 +181,7 @@ def evaluate(config: DictConfig) -> None:
     from mosaic_opt.report.terminal import TerminalWatch
 
     with _user_errors():
+        _checked(config)
         given = config.allocation
         given = OmegaConf.to_container(given) if OmegaConf.is_list(given) else given
         if config.split not in SPLIT_NAMES:
@@ -172,7 +189,9 @@ def evaluate(config: DictConfig) -> None:
         source = instantiate(config.model)
         bench = _bench(config, source, {config.split: config[config.split]}, TerminalWatch())
         wanted = allocation.parse(given, layers=bench.layers)
-        bench.examples  # noqa: B018  (bad counts are reported before the model loads)
+        if max(wanted.budgets) > bench.cap and config.cap is not None:
+            raise ValueError(f"allocation budgets must be at most cap={bench.cap}; got {max(wanted.budgets)}")
+        source.require_device()
     measurement = bench.measure(config.split)(wanted, complete=True)
     report = {
         "score": measurement.score,
@@ -196,14 +215,39 @@ def dashboard(config: DictConfig) -> None:
     from mosaic_opt.study import open_storage
 
     with _user_errors():
-        if not isinstance(config.port, int) or not 1 <= config.port <= 65535:
+        if isinstance(config.port, bool) or not isinstance(config.port, int) or not 1 <= config.port <= 65535:
             raise ValueError(f"port must be between 1 and 65535; got {config.port!r}")
-        storage = open_storage(config.storage.url)
+        storage = open_storage(str(config.storage.url))
     print(f"http://127.0.0.1:{config.port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
     try:
         run_server(storage, host="127.0.0.1", port=config.port)
     except OSError as error:
         raise UserError(f"port {config.port} cannot be used: {error.strerror}; choose another with port=") from None
+
+
+def _checked(config: DictConfig) -> dict[str, Any]:
+    """The settings as plain values, those that no constructor checks checked here.
+
+    Raises:
+        ValueError: for a setting that is missing, of the wrong kind or out of range.
+    """
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    missing = sorted(_REQUIRED[str(HydraConfig.get().job.config_name)] - set(settings))
+    if missing:
+        raise ValueError(f"settings must hold {', '.join(missing)}; it was removed")
+    for name, least, most in [
+        ("tokens", 1, 10**7), ("seed", 0, 2**32 - 1), ("batch_size", 1, 10**6), ("cap", 1, 10**7),
+        *((split, 1, 10**6) for split in SPLIT_NAMES),
+    ]:  # fmt: skip
+        value = settings[name]
+        if name == "cap" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"{name} must be a whole number between {least} and {most}; got {value!r}")
+    if not isinstance(settings["output"], str) or not settings["output"].strip():
+        raise ValueError(f"output must be a folder; got {settings['output']!r}")
+    Path(settings["output"]).mkdir(parents=True, exist_ok=True)
+    return settings
 
 
 def _bench(config: DictConfig, source: ModelSource, counts: dict[str, int], watch: Any) -> Bench:

@@ -204,7 +204,10 @@ def _budgets_in(content: Any, source: str) -> Any:
 def _whole_budgets(budgets: Any) -> tuple[int, ...]:
     if isinstance(budgets, str | bytes | dict) or not hasattr(budgets, "__iter__"):
         raise ValueError(f"allocation must be a list of whole numbers >= 1; got {budgets!r}")
-    values = list(budgets)
+    try:
+        values = list(budgets)
+    except TypeError:
+        raise ValueError(f"allocation must be a list of whole numbers >= 1; got {budgets!r}") from None
     if not values:
         raise ValueError("allocation must have at least one budget; got an empty list")
     for layer, value in enumerate(values):

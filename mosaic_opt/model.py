@@ -119,12 +119,20 @@ class ModelSource:
             raise ValueError(f"model {self.name!r} cannot be loaded: {_first_line(error)}") from error
         return model.to(device).eval()
 
+    def require_device(self) -> None:
+        """Raise ValueError unless the device is there."""
+        import torch
+
+        kind, _, index = self.device.partition(":")
+        there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+        if kind in there and int(index or 0) >= there[kind]:
+            raise ValueError(f"model device {self.device!r} is not there: torch sees {there[kind]} of kind {kind}")
+
     def _torch_device(self) -> torch.device:
         import torch
 
+        self.require_device()
         cuda = torch.cuda.is_available()
-        if self.device.startswith("cuda") and not cuda:
-            raise ValueError(f"model device {self.device!r} is not there: torch sees no CUDA")
         return torch.device(("cuda" if cuda else "cpu") if self.device == "auto" else self.device)
 
     def _torch_dtype(self, device: torch.device) -> torch.dtype:

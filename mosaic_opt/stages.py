@@ -325,7 +325,10 @@ class Search:
         """The configured sampler, given as much of what is known as its constructor takes."""
         offered = {"decode": objective.decode, "signal": "log_likelihood", **known}
         taken = inspect.signature(getattr(self.sampler, "func", self.sampler)).parameters
-        return self.sampler(**{key: value for key, value in offered.items() if key in taken})
+        try:
+            return self.sampler(**{key: value for key, value in offered.items() if key in taken})
+        except TypeError as error:  # a setting of the sampler's that it does not know or cannot use
+            raise ValueError(f"sampler cannot be made from its settings: {error}") from error
 
     def _open(
         self, name: str, objective: Any, *, stage: str, sampler: BaseSampler, user_attrs: dict[str, Any]

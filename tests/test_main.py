@@ -27,6 +27,14 @@ GROUPS = ("model", "task", "eviction", "sampler", "storage")
 SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4", "levels=[32,64,128,256]"]
 
 
+@pytest.fixture(autouse=True)
+def _own_signal_handler():
+    """`main` takes SIGTERM over; give it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 def run(capfd, *arguments):
     """Exit code, stdout and stderr of `mosaic` with these arguments, in this process."""
     GlobalHydra.instance().clear()
@@ -74,7 +82,7 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["search", "model=custom"], "model.name"),
         (["search", "model.dtype=int3"], "dtype"),
         (["search", "storage.url=sqlite:////proc/none/x.db"], "storage"),
-        (["search", "output=/proc/none"], "storage"),
+        (["search", "output=/proc/none"], "/proc/none"),
         (["search", "study=a/b"], "study"),
         (["search", "task.new_tokens=0"], "new_tokens"),
         (["search", "tokens=20", "levels=[8]", "budgets=[8]", "eviction.window=8"], "tokens"),
@@ -84,11 +92,35 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["evaluate", "allocation=[1,2]", "model=random"], "4 budgets"),
         (["evaluate", "allocation=uniform:64", "split=dev"], "split must be one of"),
         (["dashboard", "port=0"], "port"),
+        (["dashboard", "port=true"], "port"),
+        (["search", "tokens=abc"], "tokens"),
+        (["search", "tokens=null"], "tokens"),
+        (["search", "tokens=900.5"], "tokens"),
+        (["search", "tokens=1000000000"], "tokens"),
+        (["search", "cap=0"], "cap"),
+        (["search", "cap=abc"], "cap"),
+        (["search", "seed=-1"], "seed"),
+        (["search", "batch_size=0"], "batch_size"),
+        (["search", "output="], "output"),
+        (["search", "output=/etc/hostname"], "/etc/hostname"),
+        (["search", "output=null"], "output"),
+        (["search", "storage.url=null"], "storage"),
+        (["search", "~trials"], "trials"),
+        (["search", "=1"], "override"),
+        (["search", "model=random", "tokens=900", "sampler.seed=abc"], "sampler"),
+        (["search", "model=random", "tokens=900", "+sampler.foo=1"], "sampler"),
+        (["search", "model=random", "tokens=900", "model.device=cuda:99"], "cuda:99"),
+        (["search", "model=random", "tokens=900", "cap=64"], "levels"),
+        (["search", "eviction.window=1.5"], "window"),
+        (["evaluate", "allocation=uniform:64", "test=1.5"], "test"),
+        (["evaluate", "allocation=uniform:64", "task.new_tokens=1.5"], "new_tokens"),
+        (["evaluate", "allocation=uniform:64", "model=random", "tokens=900", "model.device=mps"], "mps"),
+        (["evaluate", "allocation=uniform:128", "model=random", "tokens=900", "cap=64"], "cap=64"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capfd, tmp_path, monkeypatch, arguments, named):
     monkeypatch.setattr("mosaic_opt.model.ModelSource.load", lambda self: pytest.fail("a model was loaded"))
-    home = [] if any(a.startswith(("output=", "serch")) for a in arguments) else [f"output={tmp_path}"]
+    home = [] if any(a.startswith(("output=", "serch", "=")) for a in arguments) else [f"output={tmp_path}"]
     code, out, err = run(capfd, *arguments, *home)
     assert code == 2
     assert out == ""

@@ -381,7 +381,9 @@ class _LivePass(ForwardPass):
 def attach(model: PreTrainedModel, method: EvictionMethod, allocation: Allocation) -> Iterator[Eviction]:
     """Evict while inside: every prompt's KV pairs are cut to the layer budgets once it is processed.
 
-    Use the model as usual: `model.generate(...)`, or its forward with a cache of its own.
+    Use the model as usual: `model.generate(...)`, or its forward with a cache of its own. The prompt ends with
+    the first forward of more than one token: a prompt fed in chunks (`prefill_chunk_size`) is cut after its
+    first chunk, and assisted decoding, which feeds candidates with the prompt, is not supported.
 
     Args:
         model: a decoder-only transformers model in eval mode with sdpa attention.
@@ -395,6 +397,8 @@ def attach(model: PreTrainedModel, method: EvictionMethod, allocation: Allocatio
         ValueError: before anything is changed, for an allocation of the wrong length, a layer that cannot
             be evicted, a model that is attached already, in training mode, or on another backend.
     """
+    if not isinstance(allocation, Allocation):
+        raise ValueError(f"attach needs an Allocation; got {type(allocation).__name__}: write Allocation([...])")
     allocation.require_layers(len(evictable_layers(model.config.get_text_config(decoder=True))))
     with attention_switched(model) as backend:
         eviction = Eviction(model, method, allocation, backend)

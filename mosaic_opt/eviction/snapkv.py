@@ -26,10 +26,11 @@ class SnapKV(EvictionMethod):
     """
 
     def __init__(self, *, window: int = 32, kernel: int = 7) -> None:
-        if window < 1:
-            raise ValueError(f"SnapKV window must be at least 1; got {window}")
-        if kernel < 1 or kernel % 2 == 0:
-            raise ValueError(f"SnapKV kernel must be odd and at least 1; got {kernel}")
+        for name, value in (("window", window), ("kernel", kernel)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"SnapKV {name} must be a whole number of at least 1; got {value!r}")
+        if kernel % 2 == 0:
+            raise ValueError(f"SnapKV kernel must be odd; got {kernel}")
         self.window = window
         self.kernel = kernel
 

@@ -46,10 +46,9 @@ class Task(ABC):
     """
 
     def __init__(self, *, name: str, metric: str, tokens: int, new_tokens: int) -> None:
-        if tokens < 1:
-            raise ValueError(f"tokens must be at least 1, got {tokens}")
-        if new_tokens < 1:
-            raise ValueError(f"new_tokens must be at least 1, got {new_tokens}")
+        for field, value in (("tokens", tokens), ("new_tokens", new_tokens)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{field} must be at least 1 and whole, got {value!r}")
         self.name = name
         self.metric = metric
         self.tokens = tokens
