@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test test-slow check bench clean
 
 demo: $(READY)
-	$(BIN)/mosaic search
+	@$(BIN)/mosaic search
 
 test: $(READY)
 	$(BIN)/python -m pytest
