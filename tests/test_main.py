@@ -216,11 +216,11 @@ def wait_for_trials(folder, count):
 
 
 def test_a_second_process_on_the_same_study_is_refused(capfd, tmp_path):
-    arguments = ["search", *SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=60"]
+    arguments = ["search", *SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=500"]
     process = spawn(*arguments)
     wait_for_trials(tmp_path, 1)
     code, _, err = run(capfd, *arguments)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # as Ctrl-C, which a process in the background may ignore
     _, said = process.communicate(timeout=60)
     assert code == 2
     assert "searched by another process" in err
@@ -303,5 +303,5 @@ def test_the_dashboard_serves_the_database(tmp_path):
         else:
             pytest.fail("no answer from the dashboard")
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)  # as Ctrl-C, which a process in the background may ignore
         process.communicate(timeout=30)

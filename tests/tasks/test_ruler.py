@@ -250,7 +250,7 @@ def test_description_is_json_and_tells_tasks_apart() -> None:
         ),
         ({"haystack": "poem"}, "haystack must be one of noise, essay, got 'poem'"),
         ({"keys": 0}, "keys must be at least 1, got 0"),
-        ({"tokens": 0}, "tokens must be at least 1, got 0"),
+        ({"tokens": 0}, "tokens must be at least 1 and whole, got 0"),
         ({"new_tokens": 0}, "new_tokens must be at least 1 and whole, got 0"),
     ],
 )
