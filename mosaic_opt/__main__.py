@@ -47,6 +47,8 @@ _REQUIRED = {
     | {"sampler", "storage", "study", "levels", "trials", "winner", "ladder", "budgets", "refine_trials"},
 }
 
+_interrupts: list[int] = []  # signals that asked this process to stop
+
 
 class UserError(Exception):
     """Something the user can mend: one line, exit code 2."""
@@ -63,7 +65,10 @@ def main() -> None:
         _fail(f"unknown verb {verb!r}; verbs are {', '.join(VERBS)} (mosaic --help)")
     sys.argv = [f"mosaic {verb}", *arguments[1:]]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; we print them
+    _interrupts.clear()
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt)
     failed: list[str] = []
     started: list[bool] = []
     try:
@@ -72,12 +77,16 @@ def main() -> None:
     except (HydraException, OmegaConfBaseException) as error:
         _fail(_one_line(error))
     except ValueError as error:  # from Hydra's own reading of the command line; a job's are faults of ours
-        if started:
+        if started and not _interrupts:
             raise
+        if _interrupts:
+            _stopped()
         _fail(_one_line(error))
-    except KeyboardInterrupt:
-        print("\ninterrupted: nothing finished is lost; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+    except BaseException:
+        # an interrupt may land inside a library that turns it into an error of its own
+        if not _interrupts:
+            raise
+        _stopped()
     sys.exit(2 if failed else 0)
 
 
@@ -303,7 +312,13 @@ def _user_errors() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:
+    _interrupts.append(number)
     raise KeyboardInterrupt
+
+
+def _stopped() -> NoReturn:
+    print("\ninterrupted: nothing finished is lost; the same command goes on from here", file=sys.stderr)
+    sys.exit(130)
 
 
 def _one_line(error: BaseException) -> str:

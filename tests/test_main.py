@@ -30,9 +30,10 @@ SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4",
 @pytest.fixture(autouse=True)
 def _own_signal_handler():
     """`main` takes SIGTERM over; give it back."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def run(capfd, *arguments):
