@@ -74,19 +74,15 @@ def main() -> None:
     try:
         job = _reporting({"search": search, "evaluate": evaluate, "dashboard": dashboard}[verb], failed, started)
         hydra.main(config_path="pkg://mosaic_opt.conf", config_name=verb, version_base="1.3")(job)()
-    except (HydraException, OmegaConfBaseException) as error:
-        _fail(_one_line(error))
-    except ValueError as error:  # from Hydra's own reading of the command line; a job's are faults of ours
-        if started and not _interrupts:
-            raise
-        if _interrupts:
+    except BaseException as error:
+        if _interrupts:  # an interrupt may land inside a library that turns it into an error of its own
             _stopped()
-        _fail(_one_line(error))
-    except BaseException:
-        # an interrupt may land inside a library that turns it into an error of its own
-        if not _interrupts:
-            raise
-        _stopped()
+        # a ValueError before any job is Hydra's reading of the command line; a job's is a fault of ours
+        if isinstance(error, (HydraException, OmegaConfBaseException)) or (
+            isinstance(error, ValueError) and not started
+        ):
+            _fail(_one_line(error))
+        raise
     sys.exit(2 if failed else 0)
 
 
