@@ -24,6 +24,7 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python analysis/benchmarks/trial_cost.py
+	$(BIN)/python analysis/benchmarks/scoring_cost.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

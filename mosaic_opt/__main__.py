@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -35,17 +36,45 @@ VERBS = {
         "measure one allocation on a split; JSON on stdout",
         "mosaic evaluate allocation=uniform:256 split=test",
     ),
+    "generate": (
+        "continue a prompt with and without eviction, side by side; JSON on stdout",
+        "mosaic generate allocation=result.json prompt_file=prompt.txt",
+    ),
+    "bench": (
+        "time prefill, scoring and decoding, and count KV bytes, for full, uniform and a given allocation",
+        "mosaic bench allocation=result.json lengths=[1024,4096] batches=[1,4]",
+    ),
     "dashboard": ("open optuna-dashboard on the study database", "mosaic dashboard port=8080"),
 }
 SPLIT_NAMES = ("calibration", "selection", "test")
 PARTS = ("model", "task", "eviction", "sampler", "levels", *SPLIT_NAMES, "tokens", "seed", "cap")
 
 _EVALUATED = {"model", "task", "eviction", *SPLIT_NAMES, "tokens", "seed", "cap", "batch_size", "output"}
+_EVALUATED |= {"prefill_for", "device_gib", "host_gib"}
+_EVICTED = {"model", "eviction", "allocation", "new_tokens", "hold_budget"}
 _REQUIRED = {
     "evaluate": _EVALUATED | {"allocation", "split"},
     "search": _EVALUATED
     | {"sampler", "storage", "study", "levels", "trials", "winner", "ladder", "budgets", "refine_trials"},
+    "generate": _EVICTED | {"prompt_file", "chat", "plain"},
+    "bench": _EVICTED | {"lengths", "batches", "budget", "repeats", "seed"},
 }
+_RANGES = {
+    **dict.fromkeys(SPLIT_NAMES, (1, 10**6)),
+    "tokens": (1, 10**7),
+    "seed": (0, 2**32 - 1),
+    "batch_size": (1, 10**6),
+    "cap": (1, 10**7),
+    "device_gib": (0, 10**6),
+    "host_gib": (0, 10**6),
+    "new_tokens": (1, 10**6),
+    "budget": (1, 10**7),
+    "repeats": (1, 1000),
+    "lengths": (1, 10**7),
+    "batches": (1, 10**4),
+}
+_NULLABLE = {"cap", "budget"}
+_SWITCHES = ("hold_budget", "chat", "plain")
 
 _interrupts: list[int] = []  # signals that asked this process to stop
 
@@ -72,7 +101,7 @@ def main() -> None:
     failed: list[str] = []
     started: list[bool] = []
     try:
-        job = _reporting({"search": search, "evaluate": evaluate, "dashboard": dashboard}[verb], failed, started)
+        job = _reporting(globals()[verb], failed, started)
         hydra.main(config_path="pkg://mosaic_opt.conf", config_name=verb, version_base="1.3")(job)()
     except BaseException as error:
         if _interrupts:  # an interrupt may land inside a library that turns it into an error of its own
@@ -213,6 +242,85 @@ def evaluate(config: DictConfig) -> None:
     print(json.dumps(report))
 
 
+def generate(config: DictConfig) -> None:
+    """`mosaic generate`: a prompt continued with and without eviction; one JSON object on stdout."""
+    from mosaic_opt import generation
+    from mosaic_opt.model import stop_tokens
+    from mosaic_opt.report.terminal import print_generations
+
+    with _user_errors():
+        settings = _checked(config)
+        source, cut = _live(config)
+        source.require_device()
+        prompt = source.encode(_prompt(settings["prompt_file"]), chat=settings["chat"])
+        generation.require_fit(source.config, len(prompt), settings["new_tokens"])
+    model = source.load()
+    stops = sorted(stop_tokens(model, source.tokenizer))
+    report: dict[str, Any] = {"prompt_tokens": len(prompt), "budgets": cut.allocation.budgets}
+    for name, way in (("plain", None), ("evicted", cut)) if settings["plain"] else (("evicted", cut),):
+        made = generation.generate(model, prompt[None], new_tokens=settings["new_tokens"], cut=way, stop_tokens=stops)
+        report[name] = {
+            "text": source.tokenizer.decode(made.tokens[0], skip_special_tokens=True),
+            "new_tokens": len(made.tokens[0]),
+            "tokens_per_second": made.tokens_per_second,
+            "prefill_seconds": made.prefill_seconds,
+            "scoring_seconds": made.scoring_seconds,
+            "kv_bytes": made.kv_bytes,
+        }
+    print_generations(report)
+    print(json.dumps(report))
+
+
+def bench(config: DictConfig) -> None:
+    """`mosaic bench`: times and bytes of full cache, uniform and a given allocation; a JSON list on stdout."""
+    from mosaic_opt import allocation, generation
+    from mosaic_opt.report.terminal import print_bench
+
+    with _user_errors():
+        settings = _checked(config)
+        source, cut = _live(config)
+        source.require_device()
+        mean = settings["budget"] or round(cut.allocation.mean)
+        for length in settings["lengths"]:
+            generation.require_fit(source.config, length, settings["new_tokens"])
+    cuts = {
+        "full": None,
+        "uniform": generation.Cut(cut.method, allocation.uniform(len(cut.allocation), mean), cut.hold_budget),
+        "given": cut,
+    }
+    numbers = {name: settings[name] for name in ("lengths", "batches", "new_tokens", "repeats", "seed")}
+    rows = generation.bench(source.load(), cuts, **numbers)
+    print_bench(rows)
+    print(json.dumps(rows))
+
+
+def _live(config: DictConfig) -> tuple[ModelSource, Any]:
+    """The model's source and the eviction (`generation.Cut`) of a live verb, checked without its weights."""
+    from mosaic_opt import allocation
+    from mosaic_opt.eviction import evictable_layers
+    from mosaic_opt.generation import Cut
+
+    source = instantiate(config.model)
+    method = instantiate(config.eviction)
+    layers = len(evictable_layers(source.config))
+    given = OmegaConf.to_container(config, resolve=True)["allocation"]  # type: ignore[index,call-overload]
+    return source, Cut(method, allocation.parse(given, layers=layers), config.hold_budget)
+
+
+def _prompt(file: Any) -> str:
+    """The prompt's text, from a file or standard input."""
+    if file is not None and (not isinstance(file, str) or not Path(file).is_file()):
+        raise ValueError(f"prompt_file must be a readable text file; got {file!r}")
+    where = f"prompt_file {file!r}" if file else "standard input"
+    try:
+        text = Path(file).read_text(encoding="utf-8") if file else sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text: {error}") from error
+    if not text.strip():
+        raise ValueError(f"{where} holds no prompt: give some text")
+    return text
+
+
 def dashboard(config: DictConfig) -> None:
     """`mosaic dashboard`: optuna-dashboard on the configured database, on loopback."""
     from optuna_dashboard import run_server
@@ -237,35 +345,56 @@ def _checked(config: DictConfig) -> dict[str, Any]:
         ValueError: for a setting that is missing, of the wrong kind or out of range.
     """
     settings: Any = OmegaConf.to_container(config, resolve=True)
-    missing = sorted(_REQUIRED[str(HydraConfig.get().job.config_name)] - set(settings))
+    required = _REQUIRED[str(HydraConfig.get().job.config_name)]
+    missing = sorted(required - set(settings))
     if missing:
         raise ValueError(f"settings must hold {', '.join(missing)}; it was removed")
-    for name, least, most in [
-        ("tokens", 1, 10**7), ("seed", 0, 2**32 - 1), ("batch_size", 1, 10**6), ("cap", 1, 10**7),
-        *((split, 1, 10**6) for split in SPLIT_NAMES),
-    ]:  # fmt: skip
-        value = settings[name]
-        if name == "cap" and value is None:
+    for name, (least, most) in _RANGES.items():
+        value = settings.get(name)
+        if name not in settings or (name in _NULLABLE and value is None):
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(f"{name} must be a whole number between {least} and {most}; got {value!r}")
-    if not isinstance(settings["output"], str) or not settings["output"].strip():
-        raise ValueError(f"output must be a folder; got {settings['output']!r}")
-    Path(settings["output"]).mkdir(parents=True, exist_ok=True)
+        several = name in ("lengths", "batches")
+        if several and (not isinstance(value, list) or not value):
+            raise ValueError(f"{name} must be a list such as [512]; got {value!r}")
+        for number in value if several else [value]:
+            if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+                raise ValueError(f"{name} must be a whole number between {least} and {most}; got {number!r}")
+    for name in _SWITCHES:
+        if name in settings and not isinstance(settings[name], bool):
+            raise ValueError(f"{name} must be true or false; got {settings[name]!r}")
+    if "output" in required:
+        if not isinstance(settings["output"], str) or not settings["output"].strip():
+            raise ValueError(f"output must be a folder; got {settings['output']!r}")
+        Path(settings["output"]).mkdir(parents=True, exist_ok=True)
     return settings
+
+
+def _eviction(name: Any) -> Any:
+    """The eviction method of a file of `conf/eviction`, with its defaults."""
+    folder = resources.files("mosaic_opt.conf") / "eviction"
+    known = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+    if name not in known:
+        raise ValueError(f"prefill_for must name eviction methods, some of {', '.join(known)}; got {name!r}")
+    return instantiate(OmegaConf.create((folder / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
 def _bench(config: DictConfig, source: ModelSource, counts: dict[str, int], watch: Any) -> Bench:
     from mosaic_opt.stages import Bench
 
+    others = config.prefill_for
+    if not OmegaConf.is_list(others):
+        raise ValueError(f"prefill_for must be a list of eviction methods such as [h2o]; got {others!r}")
     return Bench(
         model=source,
         task=instantiate(config.task),
         method=instantiate(config.eviction),
+        prefill_for=[_eviction(name) for name in others],
         counts=counts,
         ranked=Path(config.output) / "ranked",
         cap=config.cap,
         batch_size=config.batch_size,
+        device_bytes=config.device_gib * 2**30,
+        host_bytes=config.host_gib * 2**30,
         watch=watch,
     )
 

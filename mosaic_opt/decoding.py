@@ -11,25 +11,78 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.eviction.attach import ForwardPass, PrefixLayer, prefix_cache
+from mosaic_opt.eviction.attention import ForwardPass
+from mosaic_opt.eviction.base import Ranking
+from mosaic_opt.eviction.cache import PrefixLayer
+from mosaic_opt.ranked import RankedPairs
 
 PASS_TOKENS = 32  # tokens a pass after the first may hold: so few cost hardly more than one does
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Examples decoded together: per layer (B, G, k, d) in keep order, zero-padded where a prompt is shorter."""
+    """Examples decoded together.
+
+    Attributes:
+        indices: of the examples in the evaluator.
+        pairs: their ranked pairs.
+        layers: model layer of each ranking.
+        rankings: one per evictable layer, on the CPU; they tell how many pairs a budget keeps.
+        local: for each sliding-window layer of the model, what it holds.
+        lengths: (B,) prompt tokens, on the model's device.
+        drafts, references: per row.
+        tree: the drafts and references merged.
+    """
 
     indices: list[int]
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
+    pairs: RankedPairs
+    layers: tuple[int, ...]
+    rankings: list[Ranking]
+    local: dict[int, LocalPairs]
     lengths: torch.Tensor
     drafts: list[list[int]]
     references: list[list[tuple[int, ...]]]
     tree: TokenTree
+
+    def slices(self, allocation: Allocation, room: int) -> dict[int, SliceLayer]:
+        """What each layer of the model holds under an allocation, with room for further tokens."""
+        longest = int(self.lengths.max())
+        layers = {layer: pairs.slice(room, longest) for layer, pairs in self.local.items()}
+        for index, (budget, ranking) in enumerate(zip(allocation.budgets, self.rankings, strict=True)):
+            lengths = ranking.lengths(budget)
+            kept = int(lengths.max())
+            buffers = self.pairs.buffers(kept + room)
+            self.pairs.fill(index, kept, buffers)
+            layers[self.layers[index]] = SliceLayer(buffers, lengths.to(self.lengths.device), kept, longest)
+        return dict(sorted(layers.items()))
+
+
+class LocalPairs:
+    """What a sliding-window layer holds of a batch's prompts.
+
+    Args:
+        pairs: keys and values (G, s, d) of each example.
+        window: tokens that a query sees, itself included.
+        device: where they are held.
+    """
+
+    def __init__(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], window: int, device: torch.device) -> None:
+        self.window = window
+        self.lengths = torch.tensor([[keys.shape[1]] for keys, _ in pairs], device=device)
+        most = int(self.lengths.max())
+        self.held = [
+            torch.stack([F.pad(states[part], (0, 0, 0, most - states[part].shape[1])) for states in pairs]).to(device)
+            for part in (0, 1)
+        ]
+
+    def slice(self, room: int, prompt_tokens: int) -> SliceLayer:
+        buffers = [F.pad(states, (0, 0, 0, room)) for states in self.held]
+        return SliceLayer(buffers, self.lengths, self.held[0].shape[2], prompt_tokens, window=self.window)
 
 
 class TokenTree:
@@ -91,7 +144,7 @@ class Decoding:
     yet and a guess of what follows, and accepts what agrees.
 
     Args:
-        model, backend: the switched model, and its own attention function.
+        model: the switched model.
         batch, allocation: what is decoded, and the layer budgets.
         new_tokens: generation limit, >= 1.
         stop_tokens: an output ends with the first of these.
@@ -101,7 +154,6 @@ class Decoding:
     def __init__(
         self,
         model: PreTrainedModel,
-        backend: Callable[..., Any],
         batch: Batch,
         allocation: Allocation,
         *,
@@ -109,14 +161,11 @@ class Decoding:
         stop_tokens: frozenset[int],
         settled: Callable[[int, Sequence[int]], bool] = lambda row, tokens: False,
     ) -> None:
-        self.model, self.backend, self.batch = model, backend, batch
+        self.model, self.batch = model, batch
         self.new_tokens, self.stop_tokens, self.settled = new_tokens, stop_tokens, settled
         room = new_tokens + max(batch.tree.tokens.shape[1], PASS_TOKENS)
-        self.layers = [
-            SliceLayer(keys, values, budget, batch.lengths, room)
-            for keys, values, budget in zip(batch.keys, batch.values, allocation.budgets, strict=True)
-        ]
-        self.cache = prefix_cache(list(self.layers))
+        self.layers = batch.slices(allocation, room)
+        self.cache = Cache(layers=list(self.layers.values()))
         self.outputs = [draft[:1] for draft in batch.drafts]
         self.rows = list(range(len(batch.drafts)))  # the open rows, in cache order
         self.fed = torch.zeros(len(self.rows), dtype=torch.long)  # tokens behind the prompt, per open row
@@ -142,14 +191,16 @@ class Decoding:
         rows = torch.tensor(self.rows, device=device)
         fed = self.fed.to(device)
         width = tree.tokens.shape[1]
-        past = torch.arange(int(self.fed.max()), device=device) < fed[:, None]
-        suffix = torch.cat([past[:, None].expand(-1, width, -1), tree.visible.to(device)], dim=2)
-        positions = self.batch.lengths[rows, None] + fed[:, None] + tree.depths.to(device)
+        past = torch.arange(int(self.fed.max()), device=device)
+        seen = (past < fed[:, None])[:, None].expand(-1, width, -1)
+        offsets = fed[:, None] + tree.depths.to(device)
+        suffix = torch.cat([seen, tree.visible.to(device)], dim=2)
+        suffix_offsets = torch.cat([past.expand(len(rows), -1), offsets], dim=1)
         return self.model(
             tree.tokens.to(device),
-            position_ids=positions,
+            position_ids=self.batch.lengths[rows, None] + offsets,
             cache=self.cache,
-            mosaic_pass=TreePass(self.backend, self.layers, suffix),
+            mosaic_pass=TreePass(self.layers, suffix, offsets, suffix_offsets),
         ).logits
 
     def _likelihoods(self, logits: torch.Tensor) -> list[float]:
@@ -202,26 +253,49 @@ class Decoding:
             kept = [*range(done), *(past + node for node in nodes)]
             slots[row, : len(kept)] = torch.tensor(kept)
         device = self.batch.lengths.device
-        for layer in self.layers:
+        for layer in self.layers.values():
             layer.keep(torch.tensor(positions, device=device), slots.to(device))
 
 
 class SliceLayer(PrefixLayer):
-    """The first `budget` pairs of a ranked cache, and room for the tokens that follow."""
+    """The first pairs of a ranked cache, left-aligned, and room for the tokens that follow.
+
+    Args:
+        buffers: keys and values (B, G, kept + room, d), the prefix filled in.
+        lengths: (B, 1 or G) int64, real prefix pairs.
+        kept: the most of them.
+        prompt_tokens: tokens of the longest prompt.
+        window: for a sliding-window layer, whose prefix is the prompt's last positions: tokens that a query sees.
+    """
 
     def __init__(
-        self, keys: torch.Tensor, values: torch.Tensor, budget: int, lengths: torch.Tensor, room: int
+        self,
+        buffers: list[torch.Tensor],
+        lengths: torch.Tensor,
+        kept: int,
+        prompt_tokens: int,
+        window: int | None = None,
     ) -> None:
         super().__init__()
-        kept = min(budget, keys.shape[2])
-        self.buffers = [
-            torch.cat([states[:, :, :kept], states.new_empty(*states.shape[:2], room, states.shape[3])], dim=2)
-            for states in (keys, values)
-        ]
-        real = lengths.clamp(max=kept)
-        self.set_prefix(keys[:, :, :kept], values[:, :, :kept], int(lengths.max()), real)
-        self.ragged = bool((real < kept).any())
-        self.filled = kept
+        self.window = window
+        self.buffers, self.lengths, self.filled = buffers, lengths, kept
+        self.prompt_tokens = prompt_tokens
+        self.slots = kept
+        self.ragged = bool((lengths < kept).any())
+        self.keys, self.values = (buffer[:, :, :kept] for buffer in buffers)
+        self.is_initialized = True
+
+    @property
+    def kept(self) -> int:
+        return self.slots
+
+    def prefix_mask(self) -> torch.Tensor | None:
+        if not self.ragged:
+            return None
+        return torch.arange(self.slots, device=self.lengths.device) < self.lengths[..., None]
+
+    def get_seq_length(self) -> int:
+        return self.prompt_tokens + self.filled - self.slots
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -237,26 +311,47 @@ class SliceLayer(PrefixLayer):
         """Keep these rows, and of the slots behind the prefix (R, S) those named, in this order."""
         if len(rows) < self.buffers[0].shape[0]:
             self.buffers = [buffer[rows] for buffer in self.buffers]
-            self.lengths = self.lengths[rows] if self.lengths is not None else None
+            self.lengths = self.lengths[rows]
         width = slots.shape[1]
         for buffer in self.buffers:
-            behind = buffer[:, :, self.kept :]
+            behind = buffer[:, :, self.slots :]
             index = slots[:, None, :, None].expand(-1, behind.shape[1], -1, behind.shape[3])
             behind[:, :, :width] = behind.gather(2, index)
-        self.filled = self.kept + width
+        self.filled = self.slots + width
 
 
 class TreePass(ForwardPass):
-    """A verification pass: every query sees its row's prefix, its accepted tokens and its own branch."""
+    """A verification pass: every query sees its row's prefix, its accepted tokens and its own branch.
 
-    def __init__(self, backend: Callable[..., Any], layers: list[SliceLayer], suffix: torch.Tensor) -> None:
-        super().__init__(backend)
-        self.layers, self.suffix = layers, suffix
+    Args:
+        layers: the slice of each layer of the model.
+        suffix: (B, queries, slots behind the prefix) bool.
+        offsets: (B, queries) int64, positions of the queries behind the prompt's end.
+        suffix_offsets: (B, slots behind the prefix) int64, the same of the slots.
+    """
 
-    def mask(self, layer: int, queries: int, keys: int, present: torch.Tensor | None) -> torch.Tensor:
-        state = self.layers[layer]
-        prefix = self.suffix.new_ones(1, 1, state.kept)
-        if state.ragged and state.lengths is not None:
-            slots = torch.arange(state.kept, device=self.suffix.device)
-            prefix = (slots < state.lengths[:, None])[:, None]
-        return torch.cat([prefix.expand(self.suffix.shape[0], queries, -1), self.suffix], dim=2)[:, None]
+    def __init__(
+        self,
+        layers: dict[int, SliceLayer],
+        suffix: torch.Tensor,
+        offsets: torch.Tensor,
+        suffix_offsets: torch.Tensor,
+    ) -> None:
+        super().__init__(tuple(layers))
+        self.layers = list(layers.values())
+        self.suffix, self.offsets, self.suffix_offsets = suffix, offsets, suffix_offsets
+
+    def mask(self, index: int, queries: int, keys: int, present: torch.Tensor | None) -> torch.Tensor:
+        state = self.layers[index]
+        before, behind = state.prefix_mask(), self.suffix
+        before = self.suffix.new_ones(1, 1, state.kept) if before is None else before
+        before = before[:, :, None].expand(self.suffix.shape[0], before.shape[1], queries, state.kept)
+        if state.window is not None:
+            slots = torch.arange(state.kept, device=self.suffix.device) - state.lengths  # (B, kept), below 0
+            before = before & self._near(slots, state.window)[:, None]
+            behind = behind & self._near(self.suffix_offsets, state.window)
+        return torch.cat([before, behind[:, None].expand(-1, before.shape[1], -1, -1)], dim=3)
+
+    def _near(self, slots: torch.Tensor, window: int) -> torch.Tensor:
+        """(B, queries, slots) bool: which slots, at these offsets (B, slots), lie inside a query's window."""
+        return self.offsets[:, :, None] - slots[:, None, :] < window

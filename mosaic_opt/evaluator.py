@@ -8,20 +8,30 @@ prefix slice per layer, and a trial costs a short decode (see decoding.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.decoding import Batch, Decoding, TokenTree
-from mosaic_opt.eviction.attach import attention_switched
-from mosaic_opt.eviction.base import EvictionMethod
-from mosaic_opt.ranked import Prefiller, Progress, Ranked
+from mosaic_opt.decoding import Batch, Decoding, LocalPairs, TokenTree
+from mosaic_opt.eviction.attention import attention_switched
+from mosaic_opt.eviction.base import EvictionMethod, Ranking
+from mosaic_opt.model import stop_tokens
+from mosaic_opt.ranked import (
+    HeldPairs,
+    MappedPairs,
+    Order,
+    Prefiller,
+    Progress,
+    Prompt,
+    RankedPairs,
+    batch_rankings,
+    place,
+)
 from mosaic_opt.tasks import Example, Task
 
 REFERENCE_TOKENS = 64  # longer references are cut for the log-likelihood
@@ -68,13 +78,18 @@ class Evaluator:
         task: metric and generation limit.
         examples: at least one.
         method: eviction method that ranks the pairs.
+        prefill_for: further methods whose rankings the same prefill stores (they are used by other evaluators).
         cap: largest layer budget that will be asked for (tokens); None keeps whole prompts.
         batch_size: examples decoded together.
-        store: folder for ranked caches (one file an example); None keeps them in memory only.
+        store: folder for ranked caches; None keeps them in memory only.
+        device_bytes, host_bytes: the pairs lie on the model's device up to so many bytes, in pinned host memory
+            up to so many, and beyond that they are read from the (memory-mapped) store each time. On the CPU
+            only the second counts.
         progress: called with (done, total) examples while prefilling.
 
     Raises:
-        ValueError: without examples, or with a prompt longer than the model's context.
+        ValueError: without examples, with a prompt longer than the model's context, or for a model with layers
+            that have neither full nor sliding-window attention.
     """
 
     def __init__(
@@ -85,30 +100,42 @@ class Evaluator:
         task: Task,
         examples: Sequence[Example],
         method: EvictionMethod,
+        prefill_for: Sequence[EvictionMethod] = (),
         cap: int | None = None,
         batch_size: int = 16,
         store: Path | None = None,
+        device_bytes: int = 8 * 2**30,
+        host_bytes: int = 8 * 2**30,
         progress: Progress | None = None,
     ) -> None:
         if not examples:
             raise ValueError("evaluator needs at least one example")
-        context = getattr(model.config, "max_position_embeddings", None)
-        longest = max(len(example.tokens) for example in examples)
-        if context is not None and longest + task.new_tokens > context:
+        context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.longest = max(len(example.tokens) for example in examples)
+        if context is not None and self.longest + task.new_tokens > context:
             raise ValueError(
-                f"prompt of {longest} tokens and {task.new_tokens} new ones exceed the model's context {context}"
+                f"prompt of {self.longest} tokens and {task.new_tokens} new ones exceed the model's context {context}"
             )
         self.model, self.tokenizer, self.task, self.method = model, tokenizer, task, method
         self.examples = list(examples)
-        self.cap = min(cap or longest, longest)
-        self.stop_tokens = _stop_tokens(model, tokenizer)
+        self.cap = min(cap or self.longest, self.longest)
+        self.stop_tokens = stop_tokens(model, tokenizer)
         self._pieces: dict[str, float] = {}
-        prefiller = Prefiller(model, method, cap=self.cap, new_tokens=task.new_tokens, stop_tokens=self.stop_tokens)
-        ranked = prefiller.ranked(self.examples, store, progress or (lambda done, total: None))
-        self.drafts = [tokens for _, _, tokens in ranked]
+        methods = [method, *(other for other in prefill_for if other.describe() != method.describe())]
+        prefiller = Prefiller(model, methods, new_tokens=task.new_tokens, stop_tokens=self.stop_tokens)
+        self.layers, self.windows = prefiller.layers, prefiller.windows
+        loaded = prefiller.load(self.examples, store, progress or (lambda done, total: None))
+        self.drafts = [prompt.draft for prompt, _ in loaded]
+        self.pair_bytes = _pair_bytes(loaded[0][0])
         order = sorted(range(len(examples)), key=lambda index: len(self.examples[index].tokens))
+        chunks = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        rankings = [batch_rankings([loaded[index][1][0] for index in chunk], method.window) for chunk in chunks]
+        limits = [[int(layer.lengths(self.cap).max()) for layer in layers] for layers in rankings]
+        total = self.pair_bytes * sum(len(chunk) * sum(limit) for chunk, limit in zip(chunks, limits, strict=True))
+        self.place = place(total, model.device, device_bytes=device_bytes, host_bytes=host_bytes)
         self.batches = [
-            self._batch(order[start : start + batch_size], ranked) for start in range(0, len(order), batch_size)
+            self._batch(chunk, [loaded[index] for index in chunk], layers, limit)
+            for chunk, layers, limit in zip(chunks, rankings, limits, strict=True)
         ]
 
     @torch.inference_mode()
@@ -124,29 +151,37 @@ class Evaluator:
         Raises:
             ValueError: for an allocation of the wrong length, or one above the cap.
         """
-        allocation.require_layers(len(self.batches[0].keys))
-        longest = max(len(example.tokens) for example in self.examples)
-        if self.cap < longest and max(allocation.budgets) > self.cap:
-            raise ValueError(f"layer budgets must be at most {self.cap} here; got {max(allocation.budgets)}")
+        allocation = self._applied(allocation)
         start = time.perf_counter()
         tokens: list[list[int]] = [[] for _ in self.examples]
         likelihoods = [0.0] * len(self.examples)
-        with attention_switched(self.model) as backend:
+        with attention_switched(self.model):
             for batch in self.batches:
-                decoding = self._decoding(backend, batch, allocation, complete)
+                decoding = self._decoding(batch, allocation, complete)
                 for index, output, likelihood in zip(batch.indices, *decoding.run(), strict=True):
                     tokens[index], likelihoods[index] = output, likelihood
         return self._measurement(tokens, likelihoods, allocation, time.perf_counter() - start)
 
-    def _decoding(
-        self, backend: Callable[..., Any], batch: Batch, allocation: Allocation, complete: bool
-    ) -> Decoding:
+    def _applied(self, allocation: Allocation) -> Allocation:
+        """The allocation as the method applies it: layers it never evicts keep whole prompts.
+
+        Raises:
+            ValueError: for an allocation of the wrong length, or one above the cap.
+        """
+        allocation.require_layers(len(self.layers))
+        skipped = [layer in self.method.skip for layer in self.layers]
+        pairs = zip(allocation.budgets, skipped, strict=True)
+        budgets = [self.longest if skip else budget for budget, skip in pairs]
+        if self.cap < self.longest and max(budgets) > self.cap:
+            raise ValueError(f"layer budgets must be at most {self.cap} here; got {max(budgets)}")
+        return Allocation(budgets)
+
+    def _decoding(self, batch: Batch, allocation: Allocation, complete: bool) -> Decoding:
         def settled(row: int, tokens: Sequence[int]) -> bool:
             return not complete and self.settled(self.examples[batch.indices[row]], tokens)
 
         return Decoding(
             self.model,
-            backend,
             batch,
             allocation,
             new_tokens=self.task.new_tokens,
@@ -198,10 +233,7 @@ class Evaluator:
     def _measurement(
         self, tokens: list[list[int]], likelihoods: list[float], allocation: Allocation, seconds: float
     ) -> Measurement:
-        _, kv_heads, _, head_dim = self.batches[0].keys[0].shape
-        element = self.batches[0].keys[0].element_size()
         realised = [allocation.realised(len(example.tokens)) for example in self.examples]
-        sizes = [kept.kv_bytes(kv_heads=kv_heads, head_dim=head_dim, element_bytes=element) for kept in realised]
         pairs = zip(self.examples, tokens, strict=True)
         return Measurement(
             scores=tuple(self._score(example, output) for example, output in pairs),
@@ -209,45 +241,45 @@ class Evaluator:
             outputs=tuple(self.text(output) for output in tokens),
             mean_budget=allocation.mean,
             realised_mean=sum(kept.mean for kept in realised) / len(realised),
-            kv_bytes=round(sum(sizes) / len(sizes)),
+            kv_bytes=round(self.pair_bytes * sum(sum(kept.budgets) for kept in realised) / len(realised)),
             seconds=seconds,
         )
 
-    def _batch(self, indices: list[int], ranked: list[Ranked]) -> Batch:
+    def _batch(
+        self,
+        indices: list[int],
+        loaded: Sequence[tuple[Prompt, Sequence[Order]]],
+        rankings: list[Ranking],
+        limits: list[int],
+    ) -> Batch:
+        prompts, orders = [prompt for prompt, _ in loaded], [orders[0] for _, orders in loaded]
+        device = self.model.device
+        pairs: RankedPairs = MappedPairs(prompts, orders, device)
+        if self.place != "mapped":
+            pairs = HeldPairs(prompts, orders, limits, device, on_device=self.place == "device")
         examples = [self.examples[index] for index in indices]
-        lengths = [len(example.tokens) for example in examples]
-        drafts = [self.drafts[index] for index in indices]
         references = [[tokens[:REFERENCE_TOKENS] for tokens in example.answer_tokens] for example in examples]
+        drafts = [prompt.draft for prompt in prompts]
         branches = [
             [draft[:-1], *(reference[:-1] for reference in row)]
             for draft, row in zip(drafts, references, strict=True)
         ]
         return Batch(
             indices=indices,
-            keys=_by_layer([ranked[index][0] for index in indices], self.model.device),
-            values=_by_layer([ranked[index][1] for index in indices], self.model.device),
-            lengths=torch.tensor(lengths, device=self.model.device),
+            pairs=pairs,
+            layers=self.layers,
+            rankings=rankings,
+            local={
+                layer: LocalPairs([prompt.local[index] for prompt in prompts], window, device)
+                for index, (layer, window) in enumerate(self.windows.items())
+            },
+            lengths=torch.tensor([len(example.tokens) for example in examples], device=device),
             drafts=drafts,
             references=references,
             tree=TokenTree(branches),
         )
 
 
-def _stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Every end-of-sequence id of the generation config, else the tokenizer's."""
-    configured = model.generation_config.eos_token_id if model.generation_config else None
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    if configured is None:
-        return frozenset()
-    return frozenset(configured if isinstance(configured, list) else [configured])
-
-
-def _by_layer(ranked: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """Ranked keys or values (L, G, k, d) of each example to one (B, G, max k, d) per layer."""
-    layers, kv_heads, _, head_dim = ranked[0].shape
-    longest = max(states.shape[2] for states in ranked)
-    stacked = torch.zeros(layers, len(ranked), kv_heads, longest, head_dim, dtype=ranked[0].dtype, device=device)
-    for row, states in enumerate(ranked):
-        stacked[:, row, :, : states.shape[2]] = states
-    return list(stacked)
+def _pair_bytes(prompt: Prompt) -> int:
+    """Bytes of one key and value in all KV heads of a layer."""
+    return sum(states.shape[1] * states.shape[3] * states.element_size() for states in (prompt.keys, prompt.values))

@@ -96,8 +96,19 @@ class ModelSource:
         except Exception as error:
             raise ValueError(f"tokenizer of model {self.name!r} cannot be read: {_first_line(error)}") from error
 
+    def encode(self, text: str, *, chat: bool) -> torch.Tensor:
+        """(n,) int64 token ids of a prompt, as one user's turn if `chat` and the tokenizer has a template."""
+        import torch
+
+        if chat and self.tokenizer.chat_template:
+            turn = [{"role": "user", "content": text}]
+            text = str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+            return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return torch.tensor(self.tokenizer(text)["input_ids"])
+
     def load(self) -> PreTrainedModel:
-        """The model in eval mode, sdpa attention, on its device.
+        """The model in eval mode, on its device, with the attention transformers chooses (sdpa, or eager where
+        a model's attention cannot be had otherwise).
 
         Raises:
             ValueError: if the weights cannot be read or the device is not there.
@@ -112,9 +123,7 @@ class ModelSource:
             return _random_model().to(device=device, dtype=dtype).eval()
         where, arguments = self._arguments
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                where, dtype=dtype, attn_implementation="sdpa", **arguments
-            )
+            model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **arguments)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(f"model {self.name!r} cannot be loaded: {_first_line(error)}") from error
         return model.to(device).eval()
@@ -142,6 +151,16 @@ class ModelSource:
             return getattr(torch, self.dtype)
         own = getattr(self.config, "dtype", None)
         return own if device.type == "cuda" and own is not None else torch.float32
+
+
+def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Every end-of-sequence id of the generation config, else the tokenizer's."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    if configured is None:
+        return frozenset()
+    return frozenset(configured if isinstance(configured, list) else [configured])
 
 
 def _local_path(name: str) -> Path | None:

@@ -1,11 +1,18 @@
-"""Ranked caches: prefill an example once, keep its pairs in keep order, in memory and on disk."""
+"""Ranked caches: prefill an example once, rank its pairs for every method asked for, keep it in memory and on disk.
+
+On disk an example is one file with its pairs in position order, and one small file a method with their ranking, so
+that methods share the pairs. In memory a batch's pairs lie where they fit: in keep order on the device, in keep
+order in (pinned) host memory, or memory-mapped from the files.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,75 +22,128 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from mosaic_opt.eviction.attach import ForwardPass, attention_switched
-from mosaic_opt.eviction.base import EvictionMethod, gather_pairs
+from mosaic_opt.eviction.attention import ForwardPass, attention_switched, evictable_layers, sliding_windows
+from mosaic_opt.eviction.base import EvictionMethod, PromptStates, Ranking
 from mosaic_opt.tasks import Example, Task
 
-RANKED_VERSION = 1
+RANKED_VERSION = 2
 PREFILL_TOKENS = 2048  # prompts of one length are prefilled together up to so many tokens
 
-Ranked = tuple[torch.Tensor, torch.Tensor, list[int]]  # keys (L, G, k, d), values, draft
 Progress = Callable[[int, int], None]
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A prefilled prompt.
+
+    Attributes:
+        keys, values: (L, G, n, d) over the evictable layers, in position order.
+        draft: the greedy output with the full cache.
+        local: for each sliding-window layer, keys and values (G, up to window - 1, d) of the last positions.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    draft: list[int]
+    local: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Order:
+    """One method's ranking of a prompt (see `Ranking`).
+
+    Attributes:
+        order: (L, G, n) int32.
+        heads: (L, S) uint8; S is 0 for methods whose heads all keep equally many.
+    """
+
+    order: torch.Tensor
+    heads: torch.Tensor
+
+
 class Prefiller:
-    """Makes the ranked caches and full-cache drafts of examples.
+    """Makes the prompts and orders of examples.
 
     Args:
-        model: decoder-only model in eval mode, sdpa attention.
-        method: ranks the pairs.
-        cap: pairs kept per layer and KV head at most.
+        model: decoder-only model in eval mode, sdpa or eager attention; its layers have full attention (these are
+            evicted) or a sliding window.
+        methods: rank the pairs, all in the same pass.
         new_tokens: length limit of a draft.
         stop_tokens: a draft ends with the first of these.
+
+    Raises:
+        ValueError: for a model with other layers, naming them.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        method: EvictionMethod,
+        methods: Sequence[EvictionMethod],
         *,
-        cap: int,
         new_tokens: int,
         stop_tokens: frozenset[int],
     ) -> None:
-        self.model, self.method, self.cap = model, method, cap
+        self.model, self.methods = model, list(methods)
         self.new_tokens, self.stop_tokens = new_tokens, stop_tokens
+        config = model.config.get_text_config(decoder=True)
+        self.layers = evictable_layers(config)
+        self.windows = sliding_windows(config)
+        others = sorted(set(range(config.num_hidden_layers)) - set(self.layers) - set(self.windows))
+        if others:
+            raise ValueError(
+                f"{config.model_type}: layers {others} have neither full nor sliding-window attention; such models "
+                "can be used live (attach), but not evaluated or searched"
+            )
 
-    def ranked(self, examples: Sequence[Example], store: Path | None, progress: Progress) -> list[Ranked]:
-        """Keys, values and draft of every example, from the store where they are there, else prefilled."""
-        found: dict[int, Ranked] = {}
+    def load(
+        self, examples: Sequence[Example], store: Path | None, progress: Progress
+    ) -> list[tuple[Prompt, list[Order]]]:
+        """Prompt and orders of every example, from the store where they are there, else prefilled."""
+        found: dict[int, tuple[Prompt, list[Order]]] = {}
         if store is not None:
             store.mkdir(parents=True, exist_ok=True)
             for index, example in enumerate(examples):
-                ranked = _read(store / f"{example.id}.safetensors")
-                if ranked is not None:
-                    found[index] = ranked
+                stored = self._read(store, example)
+                if stored is not None:
+                    found[index] = stored
         missing = [index for index in range(len(examples)) if index not in found]
         progress(len(found), len(examples))
         for chunk in equal_lengths(missing, examples):
-            for index, ranked in zip(chunk, self.prefill([examples[i] for i in chunk]), strict=True):
-                found[index] = ranked
-                if store is not None:
-                    _write(store / f"{examples[index].id}.safetensors", ranked)
+            for index, made in zip(chunk, self.prefill([examples[i] for i in chunk]), strict=True):
+                found[index] = made if store is None else self._write(store, examples[index], *made)
             progress(len(found), len(examples))
         return [found[index] for index in range(len(examples))]
 
     @torch.inference_mode()
-    def prefill(self, examples: Sequence[Example]) -> list[Ranked]:
-        """Prefill prompts of one length together; their pairs in keep order and the full-cache draft."""
-        device = self.model.device
-        prompts = torch.tensor([example.tokens for example in examples], device=device)
-        cache = DynamicCache(config=self.model.config)
-        with attention_switched(self.model) as backend:
-            ranking = RankingPass(backend, self.method, self.cap)
+    def prefill(self, examples: Sequence[Example]) -> list[tuple[Prompt, list[Order]]]:
+        """Prefill prompts of one length together: their pairs, every method's order, the full-cache draft."""
+        prompts = torch.tensor([example.tokens for example in examples], device=self.model.device)
+        cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
+        with attention_switched(self.model):
+            ranking = RankingPass(self.layers, self.methods)
             logits = self.model(prompts, cache=cache, mosaic_pass=ranking, logits_to_keep=1).logits
-            drafts = self._draft(logits[:, -1].argmax(-1), cache, backend)
-        keys, values = torch.stack(ranking.keys, dim=1), torch.stack(ranking.values, dim=1)
-        return [(keys[row], values[row], drafts[row]) for row in range(len(examples))]
+            local = [self._local(cache.layers[layer]) for layer in self.windows]
+            drafts = self._draft(logits[:, -1].argmax(-1), cache)
+        n = prompts.shape[1]
+        keys, values = (
+            torch.stack([getattr(cache.layers[layer], name)[:, :, :n].cpu() for layer in self.layers], dim=1)
+            for name in ("keys", "values")
+        )
+        orders = [ranking.orders(method) for method in range(len(self.methods))]
+        made = []
+        for row in range(len(examples)):
+            near = [(layer_keys[row], layer_values[row]) for layer_keys, layer_values in local]
+            prompt = Prompt(keys[row], values[row], drafts[row], near)
+            made.append((prompt, [Order(order[row], heads[row]) for order, heads in orders]))
+        return made
 
-    def _draft(self, token: torch.Tensor, cache: Any, backend: Any) -> list[list[int]]:
+    def _local(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a sliding-window layer holds at the prompt's end, copied: the draft moves the window on."""
+        return layer.keys.to("cpu", copy=True), layer.values.to("cpu", copy=True)
+
+    def _draft(self, token: torch.Tensor, cache: Any) -> list[list[int]]:
         """Greedy continuation with the full cache, up to the generation limit or a stop token."""
-        plain = PlainPass(backend)
+        plain = PlainPass(self.layers)
         steps = [token]
         while len(steps) < self.new_tokens:
             logits = self.model(steps[-1][:, None], cache=cache, mosaic_pass=plain).logits
@@ -97,41 +157,161 @@ class Prefiller:
                 return tokens[: position + 1]
         return tokens
 
+    def _read(self, store: Path, example: Example) -> tuple[Prompt, list[Order]] | None:
+        """A stored example; None unless all of it is there and whole (what is not is then made again)."""
+        pairs = _load(_pairs_file(store, example))
+        orders = [_load(_order_file(store, example, method)) for method in self.methods]
+        if pairs is None or any(order is None for order in orders):
+            return None
+        try:
+            local = [(pairs[f"local_keys_{layer}"], pairs[f"local_values_{layer}"]) for layer in self.windows]
+            prompt = Prompt(pairs["keys"], pairs["values"], pairs["draft"].tolist(), local)
+            return prompt, [Order(order["order"], order["heads"]) for order in orders if order is not None]
+        except KeyError:
+            return None
+
+    def _write(
+        self, store: Path, example: Example, prompt: Prompt, orders: list[Order]
+    ) -> tuple[Prompt, list[Order]]:
+        """Store an example and give back what was stored, mapped from the files."""
+        content = {"keys": prompt.keys, "values": prompt.values, "draft": torch.tensor(prompt.draft)}
+        for layer, (keys, values) in zip(self.windows, prompt.local, strict=True):
+            content |= {f"local_keys_{layer}": keys, f"local_values_{layer}": values}
+        _save(_pairs_file(store, example), content)
+        for method, order in zip(self.methods, orders, strict=True):
+            _save(_order_file(store, example, method), {"order": order.order, "heads": order.heads})
+        stored = self._read(store, example)
+        if stored is None:
+            raise OSError(f"{_pairs_file(store, example)} cannot be read back after it was written")
+        return stored
+
 
 class PlainPass(ForwardPass):
     """The full cache, whole prompts or single tokens: no mask of our own."""
 
-    def mask(self, layer: int, queries: int, keys: int, present: torch.Tensor | None) -> None:
+    def mask(self, index: int, queries: int, keys: int, present: torch.Tensor | None) -> None:
         return None
 
 
 class RankingPass(PlainPass):
-    """A prefill that leaves each layer's pairs in keep order, cut at `limit`."""
+    """A prefill of whole prompts that ranks each layer's pairs for several methods."""
 
-    def __init__(self, backend: Callable[..., Any], method: EvictionMethod, limit: int) -> None:
-        super().__init__(backend)
-        self.method, self.limit = method, limit
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
+    def __init__(self, layers: tuple[int, ...], methods: Sequence[EvictionMethod]) -> None:
+        super().__init__(layers)
+        self.methods = methods
+        self.rankings: list[list[Ranking]] = []  # [layer][method]
 
-    def attended(
+    def attended(self, index: int, states: PromptStates, present: torch.Tensor | None) -> None:
+        self.rankings.append([method.rank(states) for method in self.methods])
+
+    def orders(self, method: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A method's order (B, L, G, n) int32 and heads (B, L, S) uint8, on the CPU."""
+        rankings = [layer[method] for layer in self.rankings]
+        order = torch.stack([ranking.order.to("cpu", torch.int32) for ranking in rankings], dim=1)
+        if rankings[0].heads is None:
+            return order, torch.zeros(*order.shape[:2], 0, dtype=torch.uint8)
+        heads = [ranking.heads.to("cpu", torch.uint8) for ranking in rankings if ranking.heads is not None]
+        return order, torch.stack(heads, dim=1)
+
+
+class RankedPairs(ABC):
+    """The pairs of a batch, to be had in keep order.
+
+    Args:
+        prompts: of each example of the batch.
+        device: where they are used.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], device: torch.device) -> None:
+        self.device = device
+        self._like = [(s.shape[1], s.shape[3], s.dtype) for s in (prompts[0].keys, prompts[0].values)]
+        self._rows = len(prompts)
+
+    def buffers(self, slots: int) -> list[torch.Tensor]:
+        """Empty keys and values (B, G, slots, d)."""
+        shapes = [(self._rows, heads, slots, size) for heads, size, _ in self._like]
+        return [
+            torch.empty(shape, dtype=like[2], device=self.device)
+            for shape, like in zip(shapes, self._like, strict=True)
+        ]
+
+    @abstractmethod
+    def fill(self, layer: int, count: int, buffers: Sequence[torch.Tensor]) -> None:
+        """Copy a layer's first `count` pairs to the front of the buffers; zeros where a prompt has fewer."""
+
+
+class MappedPairs(RankedPairs):
+    """Gathered anew each time from the prompts as they are stored."""
+
+    def __init__(self, prompts: Sequence[Prompt], orders: Sequence[Order], device: torch.device) -> None:
+        super().__init__(prompts, device)
+        self.prompts, self.orders = prompts, orders
+
+    def fill(self, layer: int, count: int, buffers: Sequence[torch.Tensor]) -> None:
+        for row, (prompt, order) in enumerate(zip(self.prompts, self.orders, strict=True)):
+            positions = order.order[layer, :, :count].long()[..., None]
+            kept = positions.shape[1]
+            for buffer, states in zip(buffers, (prompt.keys[layer], prompt.values[layer]), strict=True):
+                buffer[row, :, :kept] = states.gather(1, positions.expand(-1, -1, states.shape[-1])).to(buffer.device)
+                buffer[row, :, kept:count] = 0
+
+
+class HeldPairs(RankedPairs):
+    """Held in keep order, cut at what the largest budget needs.
+
+    Args:
+        limits: pairs held per layer and KV head.
+        on_device: hold them on the device; otherwise in host memory, pinned where the device is a GPU.
+    """
+
+    def __init__(
         self,
-        layer: int,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        prompts: Sequence[Prompt],
+        orders: Sequence[Order],
+        limits: Sequence[int],
+        device: torch.device,
         *,
-        scaling: float,
-        present: torch.Tensor | None,
+        on_device: bool,
     ) -> None:
-        order = self.method.keep_order(queries, keys, values, scaling=scaling, limit=self.limit)
-        self.keys.append(gather_pairs(keys, order))
-        self.values.append(gather_pairs(values, order))
+        super().__init__(prompts, torch.device("cpu"))
+        mapped = MappedPairs(prompts, orders, self.device)
+        self.held: list[list[torch.Tensor]] = []  # [layer][keys, values]
+        for layer, limit in enumerate(limits):
+            buffers = self.buffers(limit)
+            mapped.fill(layer, limit, buffers)
+            pinned = device.type == "cuda" and not on_device
+            self.held.append([b.pin_memory() if pinned else b.to(device if on_device else "cpu") for b in buffers])
+        self.device = device
+
+    def fill(self, layer: int, count: int, buffers: Sequence[torch.Tensor]) -> None:
+        for buffer, held in zip(buffers, self.held[layer], strict=True):
+            buffer[:, :, :count].copy_(held[:, :, :count], non_blocking=True)
 
 
-def ranked_fingerprint(model: str, task: Task, method: EvictionMethod, cap: int | None) -> str:
-    """Folder name for ranked caches: everything but the example that decides what they hold."""
-    parts = [RANKED_VERSION, model, task.new_tokens, method.describe(), cap]
+def batch_rankings(orders: Sequence[Order], window: int) -> list[Ranking]:
+    """One `Ranking` per layer for prompts decoded together, padded where a prompt is shorter."""
+    longest = max(order.order.shape[2] for order in orders)
+    slots = max(order.heads.shape[1] for order in orders)
+    layers, kv_heads, _ = orders[0].order.shape
+    order = torch.zeros(layers, len(orders), kv_heads, longest, dtype=torch.int32)
+    heads = torch.full((layers, len(orders), slots), -1, dtype=torch.int16)
+    for row, one in enumerate(orders):
+        order[:, row, :, : one.order.shape[2]] = one.order
+        heads[:, row, : one.heads.shape[1]] = one.heads
+    tokens = torch.tensor([[one.order.shape[2]] for one in orders])
+    return [Ranking(order[layer], tokens, window, heads[layer] if slots else None) for layer in range(layers)]
+
+
+def place(total: int, device: torch.device, *, device_bytes: int, host_bytes: int) -> str:
+    """Where so many bytes of pairs are held: `device`, `host`, or `mapped` (read from the store each time)."""
+    if device.type != "cpu" and total <= device_bytes:
+        return "device"
+    return "host" if total <= host_bytes else "mapped"
+
+
+def ranked_fingerprint(model: str, task: Task) -> str:
+    """Folder name for ranked caches: everything but example and method that decides what they hold."""
+    parts = [RANKED_VERSION, model, task.new_tokens]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -148,21 +328,27 @@ def equal_lengths(indices: list[int], examples: Sequence[Example]) -> list[list[
     return groups
 
 
-def _read(path: Path) -> Ranked | None:
-    """A stored ranked cache; None if it is not there or damaged (it is then made again)."""
+def _pairs_file(store: Path, example: Example) -> Path:
+    return store / f"{example.id}.safetensors"
+
+
+def _order_file(store: Path, example: Example, method: EvictionMethod) -> Path:
+    described = json.dumps(method.describe(), sort_keys=True).encode()
+    return store / f"{example.id}.{hashlib.sha256(described).hexdigest()[:12]}.safetensors"
+
+
+def _load(path: Path) -> dict[str, torch.Tensor] | None:
+    """A stored file, memory-mapped; None if it is not there or damaged."""
     if not path.is_file():
         return None
     try:
-        content = load_file(path)
-        return content["keys"], content["values"], content["draft"].tolist()
-    except (SafetensorError, KeyError, OSError):
+        return load_file(path)
+    except (SafetensorError, OSError):
         return None
 
 
-def _write(path: Path, ranked: Ranked) -> None:
+def _save(path: Path, content: dict[str, torch.Tensor]) -> None:
     """Write atomically: a file is whole or not there."""
-    keys, values, draft = ranked
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    content = {"keys": keys.contiguous(), "values": values.contiguous(), "draft": torch.tensor(draft)}
-    save_file({name: tensor.cpu() for name, tensor in content.items()}, temporary)
+    save_file({name: tensor.contiguous() for name, tensor in content.items()}, temporary)
     os.replace(temporary, path)

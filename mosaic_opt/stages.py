@@ -25,7 +25,7 @@ from scipy.stats import qmc
 from mosaic_opt import allocation as allocations
 from mosaic_opt.allocation import Allocation
 from mosaic_opt.evaluator import Evaluator, Measurement
-from mosaic_opt.eviction import EvictionMethod
+from mosaic_opt.eviction import EvictionMethod, evictable_layers
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective
 from mosaic_opt.ranked import ranked_fingerprint
@@ -46,10 +46,12 @@ class Bench:
     Args:
         model: where the model comes from.
         task, method: what is measured, under which eviction.
+        prefill_for: further methods whose rankings the same prefill stores.
         counts: examples per split.
         ranked: folder for ranked caches; None keeps them in memory only.
         cap: largest layer budget (tokens); None means the longest prompt.
         batch_size: examples decoded together.
+        device_bytes, host_bytes: where ranked caches are held (see `Evaluator`).
         watch: told about progress.
     """
 
@@ -60,14 +62,18 @@ class Bench:
         task: Task,
         method: EvictionMethod,
         counts: dict[str, int],
+        prefill_for: Sequence[EvictionMethod] = (),
         ranked: Path | None = None,
         cap: int | None = None,
         batch_size: int = 16,
+        device_bytes: int = 8 * 2**30,
+        host_bytes: int = 8 * 2**30,
         watch: Watch | None = None,
     ) -> None:
         self.source, self.task, self.method, self.counts = model, task, method, counts
         self.ranked, self.batch_size, self.watch = ranked, batch_size, watch or Watch()
-        self._cap = cap
+        self.prefill_for, self._cap = list(prefill_for), cap
+        self._limits = {"device_bytes": device_bytes, "host_bytes": host_bytes}
         self._evaluators: dict[str, Evaluator] = {}
 
     @cached_property
@@ -83,9 +89,7 @@ class Bench:
     @cached_property
     def layers(self) -> int:
         """Number of evictable layers, from the model's configuration alone."""
-        from mosaic_opt.eviction.attach import evictable_layers
-
-        return len(evictable_layers(self.source.config.get_text_config(decoder=True)))
+        return len(evictable_layers(self.source.config))
 
     @cached_property
     def cap(self) -> int:
@@ -111,10 +115,7 @@ class Bench:
             examples, model = self.examples[split], self._model
             folder = None
             if self.ranked is not None:
-                name = ranked_fingerprint(
-                    f"{self.source.fingerprint}:{model.dtype}", self.task, self.method, self.cap
-                )
-                folder = self.ranked / name
+                folder = self.ranked / ranked_fingerprint(f"{self.source.fingerprint}:{model.dtype}", self.task)
             with self.watch.bar(f"prefill {split}", len(examples)) as advance:
                 self._evaluators[split] = Evaluator(
                     model=model,
@@ -122,9 +123,11 @@ class Bench:
                     task=self.task,
                     examples=examples,
                     method=self.method,
+                    prefill_for=self.prefill_for,
                     cap=self.cap,
                     batch_size=self.batch_size,
                     store=folder,
+                    **self._limits,
                     progress=lambda done, total: advance(done, ""),
                 )
         return self._evaluators[split]
@@ -173,6 +176,10 @@ class Search:
         watch: Watch,
     ) -> None:
         plan.check_range(floor=bench.method.floor, prompt=bench.cap)
+        if bench.method.skip:
+            raise ValueError(
+                f"skip={sorted(bench.method.skip)} keeps those layers whole; a search decides that by itself: skip=[]"
+            )
         self.name, self.plan, self.bench, self.storage, self.watch = name, plan, bench, storage, watch
         self.sampler = sampler
         self._inside = 0.0  # seconds spent in phases inside the current one

@@ -1,18 +1,20 @@
 """Shared fixtures: tiny random models of the real classes, the embedded model, a task of random tokens."""
 
 import importlib.util
+import os
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from mosaic_opt.eviction import H2O, TOVA, AdaKV, ExpectedAttention, KeyDiff, L2Norm, SnapKV, StreamingLLM
 from mosaic_opt.model import ModelSource
 from mosaic_opt.tasks import Example, Task
 
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
 settings.register_profile("shared-cores", deadline=None)  # timings on busy machines say nothing
 settings.load_profile("shared-cores")
 
@@ -42,11 +44,36 @@ class RandomTokens(Task):
         return float(prediction[:1].lower() < "m")
 
 
+METHODS = {
+    "snapkv": SnapKV(window=8),
+    "adakv": AdaKV(window=8),
+    "h2o": H2O(window=4),
+    "h2o_recent": H2O(window=0, recent_fraction=0.5),
+    "l2norm": L2Norm(),
+    "l2norm_skip": L2Norm(window=2, skip=[1]),
+    "keydiff": KeyDiff(),
+    "tova": TOVA(),
+    "streamingllm": StreamingLLM(),
+    "expected_attention": ExpectedAttention(queries=16),
+}
+EVERY_METHOD = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+
+
 def tiny_llama(*, layers: int = 4, heads: int = 6, kv_heads: int = 2, dtype=torch.float32, seed: int = 0):
+    return _tiny(LlamaConfig, LlamaForCausalLM, layers, heads, kv_heads, dtype, seed)
+
+
+def tiny_qwen3(*, layers: int = 4, heads: int = 6, kv_heads: int = 2, dtype=torch.float32, seed: int = 0):
+    """Normalises queries and keys per head."""
+    return _tiny(Qwen3Config, Qwen3ForCausalLM, layers, heads, kv_heads, dtype, seed)
+
+
+def _tiny(config_class, model_class, layers, heads, kv_heads, dtype, seed):
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = config_class(
         vocab_size=260,
         hidden_size=8 * heads,
+        head_dim=8,
         intermediate_size=64,
         num_hidden_layers=layers,
         num_attention_heads=heads,
@@ -57,7 +84,7 @@ def tiny_llama(*, layers: int = 4, heads: int = 6, kv_heads: int = 2, dtype=torc
         eos_token_id=257,
         pad_token_id=258,
     )
-    return LlamaForCausalLM(config).to(dtype).eval()
+    return model_class(config).to(dtype).eval()
 
 
 @pytest.fixture

@@ -1,15 +1,27 @@
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from mosaic_opt.allocation import Allocation, uniform
 from mosaic_opt.decoding import TokenTree
 from mosaic_opt.evaluator import Evaluator
-from mosaic_opt.eviction import SnapKV, attach
-from mosaic_opt.eviction.attach import attention_switched
-from mosaic_opt.ranked import Prefiller
+from mosaic_opt.eviction import H2O, TOVA, AdaKV, ExpectedAttention, KeyDiff, L2Norm, SnapKV, StreamingLLM, attach
+from mosaic_opt.eviction.attention import attention_switched
+from mosaic_opt.ranked import Prefiller, place
 from mosaic_opt.tasks import Needle, ruler
-from tests.conftest import RandomTokens, tiny_llama
+from tests.conftest import EVERY_METHOD, METHODS, RandomTokens, tiny_llama, tiny_qwen3
 
 METHOD = SnapKV(window=8)
 LENGTHS = (5, 40, 60, 60, 71)
@@ -19,8 +31,8 @@ def make(model, tokenizer, *, lengths=LENGTHS, count=11, new_tokens=16, **argume
     task = RandomTokens(lengths, new_tokens=new_tokens)
     examples = task.examples(tokenizer, "test", count)
     return Evaluator(
-        model=model, tokenizer=tokenizer, task=task, examples=examples, method=METHOD,
-        **{"batch_size": 4, **arguments},
+        model=model, tokenizer=tokenizer, task=task, examples=examples,
+        **{"method": METHOD, "batch_size": 4, **arguments},
     )  # fmt: skip
 
 
@@ -28,9 +40,9 @@ def make(model, tokenizer, *, lengths=LENGTHS, count=11, new_tokens=16, **argume
 def decoded(evaluator, allocation):
     """Output tokens of every example, as the evaluator finds them."""
     tokens = {}
-    with attention_switched(evaluator.model) as backend:
+    with attention_switched(evaluator.model):
         for batch in evaluator.batches:
-            outputs, _ = evaluator._decoding(backend, batch, allocation, complete=True).run()
+            outputs, _ = evaluator._decoding(batch, evaluator._applied(allocation), complete=True).run()
             tokens.update(zip(batch.indices, outputs, strict=True))
     return [tokens[index] for index in range(len(tokens))]
 
@@ -51,17 +63,29 @@ def allocations(layers, count, *, most=75, seed=0):
     return [uniform(layers, most), *(Allocation(rng.integers(1, most, size=layers)) for _ in range(count))]
 
 
-@pytest.mark.parametrize("heads", [(6, 2), (4, 4), (4, 1)])
-def test_tokens_are_those_of_the_live_model(byte_tokenizer, heads):
-    model = tiny_llama(heads=heads[0], kv_heads=heads[1], dtype=torch.float64)
-    evaluator = make(model, byte_tokenizer)
+@EVERY_METHOD
+@pytest.mark.parametrize("make_model", [tiny_llama, tiny_qwen3])
+def test_tokens_are_those_of_the_live_model(byte_tokenizer, make_model, method):
+    model = make_model(dtype=torch.float64)
+    evaluator = make(model, byte_tokenizer, method=method, count=5)
     different = 0
-    for allocation in allocations(4, 5):
+    for allocation in allocations(4, 3):
         outputs = decoded(evaluator, allocation)
         for example, output in zip(evaluator.examples, outputs, strict=True):
-            assert output == live(model, example, allocation, 16)[0]
+            assert output == live(model, example, allocation, 16, method)[0]
         different += sum(output != draft for output, draft in zip(outputs, evaluator.drafts, strict=True))
-    assert different > 20  # eviction changed what is compared
+    assert different > 5  # eviction changed what is compared
+    assert decoded(evaluator, uniform(4, 71)) == evaluator.drafts  # a whole cache is the plain model
+
+
+@pytest.mark.parametrize("method", [SnapKV(window=8), AdaKV(window=8)], ids=["snapkv", "adakv"])
+@pytest.mark.parametrize("heads", [(6, 2), (4, 4), (4, 1)])
+def test_tokens_with_any_number_of_query_heads_a_kv_head(byte_tokenizer, heads, method):
+    model = tiny_llama(heads=heads[0], kv_heads=heads[1], dtype=torch.float64)
+    evaluator = make(model, byte_tokenizer, method=method)
+    for allocation in allocations(4, 3):
+        for example, output in zip(evaluator.examples, decoded(evaluator, allocation), strict=True):
+            assert output == live(model, example, allocation, 16, method)[0]
 
 
 def test_the_draft_is_plain_generation_and_a_whole_cache_repeats_it(byte_tokenizer):
@@ -100,23 +124,33 @@ def test_log_likelihood_is_that_of_the_best_reference(byte_tokenizer):
         assert found == pytest.approx(max(expected), abs=1e-4)
 
 
-def test_smollm2_tokens_are_those_of_the_live_model(smollm2):
+def test_smollm2_tokens_are_those_of_the_live_model(smollm2, tmp_path):
     source, model = smollm2
     task = Needle(name="niah_single_2", haystack="essay", keys=1, tokens=400)
-    method = SnapKV()
-    examples = task.examples(source.tokenizer, "test", 3)
-    evaluator = Evaluator(model=model, tokenizer=source.tokenizer, task=task, examples=examples, method=method)
+    examples = task.examples(source.tokenizer, "test", 2)
     rng = np.random.default_rng(0)
-    ties = 0
-    for allocation in [uniform(30, 96), Allocation(rng.choice([32, 64, 128, 400], size=30))]:
-        for example, output in zip(examples, decoded(evaluator, allocation), strict=True):
-            expected, logits = live(model, example, allocation, task.new_tokens, method)
-            if output != expected:  # allowed only at a tie
-                step = next(i for i, pair in enumerate(zip(output, expected, strict=False)) if pair[0] != pair[1])
-                gap = logits[step][0, output[step]] - logits[step][0, expected[step]]
-                assert abs(float(gap)) <= 1e-4
-                ties += 1
-    print(f"ties: {ties}")
+    several = [uniform(30, 96), Allocation(rng.choice([32, 64, 128, 400], size=30))]
+    methods = [SnapKV(), AdaKV(), H2O(), L2Norm(), KeyDiff(), TOVA(), StreamingLLM(), ExpectedAttention()]
+    prefilled = []
+    for method in methods:
+        evaluator = Evaluator(
+            model=model, tokenizer=source.tokenizer, task=task, examples=examples, method=method,
+            prefill_for=methods, store=tmp_path, progress=lambda done, total: prefilled.append(done),
+        )  # fmt: skip
+        for allocation, example in itertools.product(several, range(2)):
+            expected, logits = live(model, examples[example], allocation, task.new_tokens, method)
+            assert_alike(decoded(evaluator, allocation)[example], expected, logits)
+        assert decoded(evaluator, uniform(30, 400)) == evaluator.drafts
+    assert prefilled == [0, 2, *[2] * 7]  # once for all methods
+
+
+def assert_alike(output, expected, logits):
+    """The same tokens; where they part, the two logits tie within 1e-4."""
+    if output != expected:
+        step = next(i for i, pair in enumerate(zip(output, expected, strict=False)) if pair[0] != pair[1])
+        gap = logits[step][0, output[step]] - logits[step][0, expected[step]]
+        assert abs(float(gap)) <= 1e-4
+        print(f"tie at step {step}")
 
 
 def test_outputs_cut_where_the_score_is_settled_score_the_same(byte_tokenizer):
@@ -182,19 +216,113 @@ def test_stored_ranked_caches_are_read_and_damaged_ones_made_again(byte_tokenize
     allocation = Allocation([9, 30, 12, 50])
     fresh = make(model, byte_tokenizer, store=tmp_path).evaluate(allocation)
     files = sorted(tmp_path.iterdir())
-    assert len(files) == 11
-    files[0].write_bytes(files[0].read_bytes()[:100])
-    files[1].write_bytes(b"")
-    prefilled = []
-    original = Prefiller.prefill
-    monkeypatch.setattr(
-        Prefiller, "prefill", lambda self, examples: prefilled.extend(examples) or original(self, examples)
-    )
+    assert len(files) == 2 * 11  # pairs and order of each example
+    order = max(tmp_path.glob("test-0.*"), key=lambda file: len(file.name))
+    order.write_bytes(order.read_bytes()[:100])
+    (tmp_path / "test-1.safetensors").write_bytes(b"")
+    prefilled = count_prefills(monkeypatch)
     again = make(model, byte_tokenizer, store=tmp_path).evaluate(allocation)
-    assert {f"{example.id}.safetensors" for example in prefilled} == {files[0].name, files[1].name}
+    assert set(prefilled) == {"test-0", "test-1"}
     assert again.outputs == fresh.outputs
     assert again.log_likelihoods == fresh.log_likelihoods
     assert sorted(tmp_path.iterdir()) == files  # no temporary files left
+
+
+def count_prefills(monkeypatch):
+    """Ids of the examples that are prefilled from now on."""
+    prefilled = []
+    original = Prefiller.prefill
+    monkeypatch.setattr(
+        Prefiller,
+        "prefill",
+        lambda self, examples: prefilled.extend(example.id for example in examples) or original(self, examples),
+    )
+    return prefilled
+
+
+def test_one_prefill_serves_all_methods(byte_tokenizer, tmp_path, monkeypatch):
+    model = tiny_llama(dtype=torch.float64)
+    several, allocation = list(METHODS.values()), Allocation([9, 30, 12, 50])
+    alone = [make(model, byte_tokenizer, method=method).evaluate(allocation) for method in several]
+    prefilled = count_prefills(monkeypatch)
+    for method, expected in zip(several, alone, strict=True):
+        evaluator = make(model, byte_tokenizer, method=method, prefill_for=several, store=tmp_path)
+        assert evaluator.evaluate(allocation).outputs == expected.outputs
+    assert len(prefilled) == 11
+    assert len(list(tmp_path.iterdir())) == 11 * (1 + len(several))  # the pairs are stored once
+
+
+@EVERY_METHOD
+def test_where_the_pairs_lie_changes_nothing(byte_tokenizer, tmp_path, method):
+    model = tiny_llama(dtype=torch.float64)
+    held, mapped = (
+        make(model, byte_tokenizer, method=method, store=tmp_path, host_bytes=limit) for limit in (2**30, 0)
+    )
+    assert (held.place, mapped.place) == ("host", "mapped")
+    for allocation in allocations(4, 3):
+        assert decoded(mapped, allocation) == decoded(held, allocation)
+
+
+def test_place_is_chosen_by_bytes():
+    limits = {"device_bytes": 10, "host_bytes": 20}
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert [place(total, cuda, **limits) for total in (10, 11, 21)] == ["device", "host", "mapped"]
+    assert [place(total, cpu, **limits) for total in (10, 11, 21)] == ["host", "host", "mapped"]
+
+
+def test_layers_that_a_method_never_evicts_count_in_the_mean(byte_tokenizer):
+    model = tiny_llama(dtype=torch.float64)
+    measured = make(model, byte_tokenizer, method=L2Norm(skip=[1]), lengths=(60,)).evaluate(uniform(4, 20))
+    assert measured.mean_budget == measured.realised_mean == (3 * 20 + 60) / 4
+
+
+SLIDING = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+
+
+def mixed(config_class, model_class, **arguments):
+    """A tiny model two of whose four layers have a window of 16 tokens."""
+    torch.manual_seed(0)
+    config = config_class(
+        vocab_size=260, hidden_size=48, intermediate_size=32, num_hidden_layers=4, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=8, sliding_window=16, layer_types=SLIDING, initializer_range=0.3,
+        max_position_embeddings=512, bos_token_id=256, eos_token_id=257, pad_token_id=258, **arguments,
+    )  # fmt: skip
+    return model_class(config).double().eval()
+
+
+@pytest.mark.parametrize("method", [SnapKV(window=8), AdaKV(window=8), H2O(window=4)], ids=["snapkv", "adakv", "h2o"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: mixed(Gemma3TextConfig, Gemma3ForCausalLM, tie_word_embeddings=False),
+        lambda: mixed(GptOssConfig, GptOssForCausalLM, num_local_experts=4, experts_implementation="eager"),
+        lambda: mixed(Qwen2Config, Qwen2ForCausalLM, use_sliding_window=True),
+    ],
+    ids=["gemma3", "gpt_oss", "qwen2"],
+)
+def test_models_with_sliding_window_layers(byte_tokenizer, tmp_path, made, method):
+    model = made()
+    evaluator = make(model, byte_tokenizer, method=method, count=5, new_tokens=24, store=tmp_path)
+    assert evaluator.layers == (1, 3)
+    different = 0
+    for allocation in allocations(2, 3):
+        outputs = decoded(evaluator, allocation)
+        for example, output in zip(evaluator.examples, outputs, strict=True):
+            expected, logits = live(model, example, allocation, 24, method)
+            assert_alike(output, expected, logits)
+        different += sum(output != draft for output, draft in zip(outputs, evaluator.drafts, strict=True))
+    assert different > 3
+
+
+def test_models_with_recurrent_layers_are_refused(byte_tokenizer):
+    config = Qwen3NextConfig(
+        vocab_size=260, hidden_size=32, intermediate_size=32, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"layers \[0, 1, 2\] have neither"):
+        make(Qwen3NextForCausalLM(config).eval(), byte_tokenizer)
 
 
 def test_bad_input(byte_tokenizer, model):

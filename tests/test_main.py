@@ -1,5 +1,6 @@
 """The command line: bad input, a whole search, resuming after kill -9, configuration files."""
 
+import io
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -22,7 +24,7 @@ from mosaic_opt import __main__ as command
 from mosaic_opt.study import completed, open_storage
 
 CONF = Path(__file__).parents[1] / "conf"
-VERBS = ("search", "evaluate", "dashboard")
+VERBS = ("search", "evaluate", "generate", "bench", "dashboard")
 GROUPS = ("model", "task", "eviction", "sampler", "storage")
 SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4", "levels=[32,64,128,256]"]
 
@@ -36,8 +38,9 @@ def _own_signal_handler():
         signal.signal(number, handler)
 
 
-def run(capfd, *arguments):
+def run(capfd, *arguments, stdin=b""):
     """Exit code, stdout and stderr of `mosaic` with these arguments, in this process."""
+    sys.stdin = SimpleNamespace(buffer=io.BytesIO(stdin))
     GlobalHydra.instance().clear()
     before, sys.argv = sys.argv, ["mosaic", *map(str, arguments)]
     try:
@@ -46,7 +49,7 @@ def run(capfd, *arguments):
     except SystemExit as stop:
         code = stop.code or 0
     finally:
-        sys.argv = before
+        sys.argv, sys.stdin = before, sys.__stdin__
     captured = capfd.readouterr()
     return code, captured.out, captured.err
 
@@ -117,11 +120,34 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["evaluate", "allocation=uniform:64", "task.new_tokens=1.5"], "new_tokens"),
         (["evaluate", "allocation=uniform:64", "model=random", "tokens=900", "model.device=mps"], "mps"),
         (["evaluate", "allocation=uniform:128", "model=random", "tokens=900", "cap=64"], "cap=64"),
+        (["evaluate", "allocation=uniform:64", "model=random", "prefill_for=[h3o]"], "h3o"),
+        (["evaluate", "allocation=uniform:64", "model=random", "prefill_for=h2o"], "prefill_for"),
+        (["evaluate", "allocation=uniform:64", "model=random", "host_gib=-1"], "host_gib"),
+        (["search", "model=random", "tokens=900", "eviction=l2norm", "eviction.skip=[0]"], "skip"),
+        (["search", "eviction=h3o"], "h3o"),
+        (["search", "eviction=adakv", "eviction.floor=2"], "floor"),
+        (["search", "eviction=h2o", "eviction.recent_fraction=half"], "recent_fraction"),
+        (["search", "eviction=l2norm", "eviction.skip=1"], "skip"),
+        (["search", "eviction=expected_attention", "eviction.queries=1"], "queries"),
+        (["generate"], "allocation"),
+        (["generate", "model=random", "allocation=[64]"], "4 budgets"),
+        (["generate", "model=random", "allocation=uniform:64", "new_tokens=0"], "new_tokens"),
+        (["generate", "model=random", "allocation=uniform:64", "prompt_file=nowhere.txt"], "nowhere.txt"),
+        (["generate", "model=random", "allocation=uniform:64"], "standard input holds no prompt"),
+        (["generate", "model=random", "allocation=uniform:64", "chat=perhaps"], "chat"),
+        (["bench"], "allocation"),
+        (["bench", "model=random", "allocation=uniform:64", "lengths=512"], "lengths"),
+        (["bench", "model=random", "allocation=uniform:64", "lengths=[]"], "lengths"),
+        (["bench", "model=random", "allocation=uniform:64", "batches=[0]"], "batches"),
+        (["bench", "model=random", "allocation=uniform:64", "repeats=0"], "repeats"),
+        (["bench", "model=random", "allocation=uniform:64", "lengths=[5000]"], "context of 4096"),
+        (["bench", "model=random", "allocation=uniform:64", "model.device=cuda:99"], "cuda:99"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capfd, tmp_path, monkeypatch, arguments, named):
     monkeypatch.setattr("mosaic_opt.model.ModelSource.load", lambda self: pytest.fail("a model was loaded"))
-    home = [] if any(a.startswith(("output=", "serch", "=")) for a in arguments) else [f"output={tmp_path}"]
+    own = ("output=", "serch", "=", "generate", "bench")
+    home = [] if any(a.startswith(own) for a in arguments) else [f"output={tmp_path}"]
     code, out, err = run(capfd, *arguments, *home)
     assert code == 2
     assert out == ""
@@ -253,6 +279,64 @@ def test_evaluate_prints_one_json_object(capfd, tmp_path):
     assert len(report["example_scores"]) == len(report["outputs"]) == 3
 
 
+@pytest.mark.parametrize("method", ["h2o", "adakv", "l2norm", "streamingllm"])
+def test_a_result_of_one_method_is_evaluated_under_another(capfd, tmp_path, method):
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps({"study": "s", "winner": {"budgets": [32, 64, 32, 200], "mean_budget": 82}}))
+    code, out, _ = run(
+        capfd, "evaluate", "model=random", f"eviction={method}", f"allocation={result}", "tokens=900", "test=2",
+        "prefill_for=[snapkv,tova]", f"output={tmp_path}",
+    )  # fmt: skip
+    assert code == 0
+    assert json.loads(out)["budgets"] == [32, 64, 32, 200]
+    stored = [file.name for file in (tmp_path / "ranked").glob("*/*.safetensors")]
+    assert len(stored) == 2 * (1 + 3)  # pairs, and an order for each of three methods
+
+
+def test_generate_prints_both_texts_and_what_they_cost(capfd, tmp_path):
+    prompt = "The moon is made of cheese, say the cats, and the dogs agree. " * 3
+    arguments = ["generate", "model=random", "eviction=adakv", "eviction.window=8", "new_tokens=6"]
+    code, out, err = run(capfd, *arguments, "allocation=[8,40,16,200]", stdin=prompt.encode())
+    report = json.loads(out)
+    assert code == 0
+    assert report["prompt_tokens"] == len(prompt)
+    pair = 2 * 2 * 8 * 4  # bytes of a key and a value in two heads
+    assert report["plain"]["kv_bytes"] == 4 * (len(prompt) + 5) * pair
+    assert report["evicted"]["kv_bytes"] == (8 + 40 + 16 + len(prompt) + 4 * 5) * pair
+    assert report["plain"]["new_tokens"] == report["evicted"]["new_tokens"] == 6
+    assert "full cache" in err
+    assert "mean budget 66" in err
+
+    file = tmp_path / "prompt.txt"
+    file.write_text(prompt)
+    code, out, _ = run(
+        capfd, *arguments, "allocation=uniform:8", f"prompt_file={file}", "hold_budget=true", "plain=false"
+    )
+    report = json.loads(out)
+    assert code == 0
+    assert "plain" not in report
+    assert report["evicted"]["kv_bytes"] == 4 * 8 * pair
+
+
+def test_bench_compares_full_uniform_and_given(capfd):
+    code, out, err = run(
+        capfd, "bench", "model=random", "allocation=[8,40,16,36]", "lengths=[60,90]", "batches=[1,2]", "repeats=1",
+        "new_tokens=3",
+    )  # fmt: skip
+    rows = json.loads(out)
+    assert code == 0
+    assert [(row["prompt_tokens"], row["batch"], row["allocation"]) for row in rows] == [
+        (length, batch, name) for length in (60, 90) for batch in (1, 2) for name in ("full", "uniform", "given")
+    ]
+    for row in rows:
+        kept = row["prompt_tokens"] if row["allocation"] == "full" else 25
+        assert row["mean_budget"] == kept
+        assert row["kv_bytes"] == row["batch"] * 4 * (kept + 2) * 2 * 2 * 8 * 4
+        assert 0 <= row["scoring_seconds"] < row["prefill_seconds"]
+        assert row["tokens_per_second"] > 0
+    assert "KV cache" in err
+
+
 def configurations():
     """Every verb by itself, and `search` with every file of every group."""
     for verb in VERBS:
@@ -264,12 +348,13 @@ def configurations():
 
 @pytest.mark.parametrize(("verb", "overrides"), list(configurations()))
 def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_path):
-    if verb == "evaluate":
+    if verb in ("evaluate", "generate", "bench"):
         overrides = ["allocation=uniform:64"]
     if overrides == ["model=custom"]:
         overrides = ["model=custom", "model.name=random"]
     with initialize_config_module("mosaic_opt.conf", version_base="1.3"):
-        config = compose(verb, [*overrides, f"output={tmp_path}"])
+        home = [] if verb in ("generate", "bench") else [f"output={tmp_path}"]
+        config = compose(verb, [*overrides, *home])
     for group in GROUPS:
         if group in config and "_target_" in config[group]:
             made = instantiate(config[group])

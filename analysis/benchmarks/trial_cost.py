@@ -43,7 +43,7 @@ def main() -> None:
         model=source.load(), tokenizer=source.tokenizer, task=task, examples=examples, method=SnapKV()
     )
     objective = LevelObjective(
-        levels=LEVELS, measure=partial(evaluator.evaluate, complete=False), layers=len(evaluator.batches[0].keys)
+        levels=LEVELS, measure=partial(evaluator.evaluate, complete=False), layers=len(evaluator.layers)
     )
     study = new_study(objective, options.trials)
     prefills, walls = [], []
@@ -76,7 +76,7 @@ def new_study(objective: LevelObjective, trials: int) -> optuna.Study:
 
 def prefill_seconds(evaluator: Evaluator) -> float:
     """Seconds to prefill and rank all examples, in the evaluator's own chunks, without making drafts."""
-    prefiller = Prefiller(evaluator.model, evaluator.method, cap=evaluator.cap, new_tokens=1, stop_tokens=frozenset())
+    prefiller = Prefiller(evaluator.model, [evaluator.method], new_tokens=1, stop_tokens=frozenset())
     start = time.perf_counter()
     for chunk in equal_lengths(list(range(len(evaluator.examples))), evaluator.examples):
         prefiller.prefill([evaluator.examples[index] for index in chunk])

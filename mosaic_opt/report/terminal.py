@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from tqdm import tqdm
 
 from mosaic_opt.report.result import COMPARED
@@ -48,7 +49,7 @@ def print_result(result: dict[str, Any], where: dict[str, str]) -> None:
         result: as `report.result.result` gives it.
         where: label -> path or address.
     """
-    console = Console(file=sys.stderr, width=None if sys.stderr.isatty() else 110)
+    console = _console()
     names = [name for name in COMPARED if name not in ("full", "uniform")]
     table = Table(title=f"{result['study']}: {result['metric']} on the test examples, in points")
     for heading in ("mean budget", "full", "uniform", *names):
@@ -71,3 +72,62 @@ def print_result(result: dict[str, Any], where: dict[str, str]) -> None:
     console.print(f"winner (mean {winner['mean_budget']:.0f}): {winner['budgets']}", soft_wrap=True)
     for label, place in where.items():
         console.print(f"{label}: {place}", soft_wrap=True)
+
+
+def print_generations(report: dict[str, Any]) -> None:
+    """Generated texts side by side, with what each cost.
+
+    Args:
+        report: `plain` and `evicted` (one may be missing), each with `text`, `new_tokens`, `kv_bytes`,
+            `prefill_seconds` and `tokens_per_second`; `prompt_tokens`; `budgets`.
+    """
+    mean = sum(report["budgets"]) / len(report["budgets"])
+    titles = {"plain": "full cache", "evicted": f"mean budget {mean:.0f}"}
+    shown = [name for name in titles if name in report]
+    table = Table(title=f"prompt of {report['prompt_tokens']} tokens", show_lines=True)
+    table.add_column("")
+    for name in shown:
+        table.add_column(titles[name], ratio=1)
+    runs = [report[name] for name in shown]
+    table.add_row("text", *(Text(_printable(run["text"])) for run in runs))
+    table.add_row("tokens", *(str(run["new_tokens"]) for run in runs))
+    table.add_row("prefill", *(f"{run['prefill_seconds']:.2f} s" for run in runs))
+    table.add_row("tokens/s", *(_number(run["tokens_per_second"]) for run in runs))
+    table.add_row("KV cache", *(_size(run["kv_bytes"]) for run in runs))
+    _console().print(table)
+
+
+def print_bench(rows: list[dict[str, Any]]) -> None:
+    """Times and bytes of `mosaic bench`: one line for each prompt length, batch and allocation."""
+    table = Table()
+    for heading in ("prompt", "batch", "allocation", "mean budget", "prefill", "scoring", "tokens/s", "KV cache"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["prompt_tokens"]),
+            str(row["batch"]),
+            row["allocation"],
+            f"{row['mean_budget']:.0f}",
+            f"{row['prefill_seconds']:.3f} s",
+            f"{100 * row['scoring_seconds'] / row['prefill_seconds']:.1f} %",
+            _number(row["tokens_per_second"]),
+            _size(row["kv_bytes"]),
+        )
+    _console().print(table)
+
+
+def _console() -> Console:
+    return Console(file=sys.stderr, width=None if sys.stderr.isatty() else 110)
+
+
+def _printable(text: str) -> str:
+    """Generated text without what a terminal would take as a command."""
+    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.2f} MiB"
