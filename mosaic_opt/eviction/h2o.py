@@ -69,7 +69,7 @@ def column_sums(states: PromptStates, head: int) -> torch.Tensor:
     """
     n, m = states.keys.shape[2], states.queries.shape[2]
     total = torch.zeros(states.keys.shape[0], n, device=states.keys.device)
-    for start in range(0, m, BLOCK):
+    for start in reversed(range(0, m, BLOCK)):  # the largest first, so that the others reuse its memory
         end = min(start + BLOCK, m)
         known = states.first(n - m + end)
         total[:, : n - m + end] += known.attention(states.queries[:, :, start:end], head).sum(dim=(1, 2))
