@@ -84,5 +84,5 @@ def _earliest_entry(received: torch.Tensor, recent_fraction: float) -> torch.Ten
     rank = torch.empty_like(received, dtype=torch.float64).scatter_(2, order, counted.expand_as(order))
     by_recency = counted.flip(0) / recent_fraction if recent_fraction > 0 else counted + torch.inf
     by_weight = rank / (1 - recent_fraction) if recent_fraction < 1 else rank + torch.inf
-    entry = (torch.minimum(by_recency, by_weight) * 2**20).round()  # so that equal budgets are equal
-    return -entry.unique(return_inverse=True)[1].float()
+    entry = torch.minimum(by_recency, by_weight)
+    return -(entry * 2**20).round().div(2**20).float()  # rounded, so that equal budgets are equal
