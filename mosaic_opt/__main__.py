@@ -86,12 +86,13 @@ class UserError(Exception):
 def main() -> None:
     """Entry point of `mosaic` and `python -m mosaic_opt`."""
     arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_usage())
-        return
-    verb = arguments[0]
-    if verb not in VERBS:
+    verb = arguments[0] if arguments else "help"
+    if verb not in VERBS and verb not in ("-h", "--help", "help"):
         _fail(f"unknown verb {verb!r}; verbs are {', '.join(VERBS)} (mosaic --help)")
+    if verb not in VERBS or {"-h", "--help"} & set(arguments):
+        with _user_errors_end():
+            _print(_usage() if verb not in VERBS else _settings(verb))
+        return
     sys.argv = [f"mosaic {verb}", *arguments[1:]]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; we print them
     _interrupts.clear()
@@ -105,7 +106,7 @@ def main() -> None:
         hydra.main(config_path="pkg://mosaic_opt.conf", config_name=verb, version_base="1.3")(job)()
     except BaseException as error:
         if _interrupts:  # an interrupt may land inside a library that turns it into an error of its own
-            _stopped()
+            _stopped(resumes=verb in ("search", "evaluate"))
         # a ValueError before any job is Hydra's reading of the command line; a job's is a fault of ours
         if isinstance(error, (HydraException, OmegaConfBaseException)) or (
             isinstance(error, ValueError) and not started
@@ -124,11 +125,20 @@ def _reporting(
         started.append(True)
         try:
             job(config)
-        except (UserError, OmegaConfBaseException) as error:
+        except (UserError, OmegaConfBaseException, OSError, ValueError) as error:
+            if _interrupts or (isinstance(error, ValueError) and not _is_users(error)):
+                raise
             print(f"mosaic: {_one_line(error)}", file=sys.stderr)
             failed.append(str(error))
 
     return run
+
+
+def _is_users(error: ValueError) -> bool:
+    """Whether this is the user's to mend although it came up while a job was running."""
+    from mosaic_opt.eviction import UnsupportedModel
+
+    return isinstance(error, UnsupportedModel | OmegaConfBaseException)
 
 
 def search(config: DictConfig) -> None:
@@ -206,7 +216,7 @@ def _show_result(config: DictConfig, plan: Plan, storage: Any, name: str, folder
         "look at it": f"mosaic dashboard storage.url={config.storage.url}",
     }
     print_result(content, where)
-    print(text)
+    _print(text)
 
 
 def evaluate(config: DictConfig) -> None:
@@ -239,7 +249,7 @@ def evaluate(config: DictConfig) -> None:
         "budgets": wanted.budgets,
         "seconds": measurement.seconds,
     }
-    print(json.dumps(report))
+    _print(json.dumps(report))
 
 
 def generate(config: DictConfig) -> None:
@@ -268,7 +278,7 @@ def generate(config: DictConfig) -> None:
             "kv_bytes": made.kv_bytes,
         }
     print_generations(report)
-    print(json.dumps(report))
+    _print(json.dumps(report))
 
 
 def bench(config: DictConfig) -> None:
@@ -291,20 +301,21 @@ def bench(config: DictConfig) -> None:
     numbers = {name: settings[name] for name in ("lengths", "batches", "new_tokens", "repeats", "seed")}
     rows = generation.bench(source.load(), cuts, **numbers)
     print_bench(rows)
-    print(json.dumps(rows))
+    _print(json.dumps(rows))
 
 
 def _live(config: DictConfig) -> tuple[ModelSource, Any]:
     """The model's source and the eviction (`generation.Cut`) of a live verb, checked without its weights."""
     from mosaic_opt import allocation
-    from mosaic_opt.eviction import evictable_layers
+    from mosaic_opt.eviction import evictable_layers, fitting_layers
     from mosaic_opt.generation import Cut
 
     source = instantiate(config.model)
     method = instantiate(config.eviction)
-    layers = len(evictable_layers(source.config))
     given = OmegaConf.to_container(config, resolve=True)["allocation"]  # type: ignore[index,call-overload]
-    return source, Cut(method, allocation.parse(given, layers=layers), config.hold_budget)
+    wanted = allocation.parse(given, layers=len(evictable_layers(source.config)))
+    fitting_layers(source.config, method, wanted)
+    return source, Cut(method, wanted, config.hold_budget)
 
 
 def _prompt(file: Any) -> str:
@@ -331,6 +342,8 @@ def dashboard(config: DictConfig) -> None:
         if isinstance(config.port, bool) or not isinstance(config.port, int) or not 1 <= config.port <= 65535:
             raise ValueError(f"port must be between 1 and 65535; got {config.port!r}")
         storage = open_storage(str(config.storage.url))
+    for number in (signal.SIGTERM, signal.SIGINT):  # a request may swallow the exception; there is nothing to save
+        signal.signal(number, lambda *_: os._exit(130))
     print(f"http://127.0.0.1:{config.port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
     try:
         run_server(storage, host="127.0.0.1", port=config.port)
@@ -349,6 +362,8 @@ def _checked(config: DictConfig) -> dict[str, Any]:
     missing = sorted(required - set(settings))
     if missing:
         raise ValueError(f"settings must hold {', '.join(missing)}; it was removed")
+    if settings.get("allocation") == "???":
+        raise ValueError("allocation is required: a list of budgets, uniform:N, or a JSON file (allocation=...)")
     for name, (least, most) in _RANGES.items():
         value = settings.get(name)
         if name not in settings or (name in _NULLABLE and value is None):
@@ -436,13 +451,36 @@ def _user_errors() -> Iterator[None]:
         raise UserError(_one_line(cause if isinstance(cause, ValueError) else error)) from error
 
 
+def _print(text: str) -> None:
+    """Write to standard output.
+
+    Raises:
+        UserError: if nobody reads it, or it cannot be written.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails again at its end
+        raise UserError(f"standard output cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def _user_errors_end() -> Iterator[None]:
+    """Inside, a UserError ends the command."""
+    try:
+        yield
+    except UserError as error:
+        _fail(str(error))
+
+
 def _interrupt(number: int, frame: Any) -> NoReturn:
     _interrupts.append(number)
     raise KeyboardInterrupt
 
 
-def _stopped() -> NoReturn:
-    print("\ninterrupted: nothing finished is lost; the same command goes on from here", file=sys.stderr)
+def _stopped(*, resumes: bool) -> NoReturn:
+    more = ": nothing finished is lost; the same command goes on from here" if resumes else ""
+    print(f"\ninterrupted{more}", file=sys.stderr)
     sys.exit(130)
 
 
@@ -461,6 +499,21 @@ def _usage() -> str:
     for verb, (meaning, example) in VERBS.items():
         lines += [f"  {verb:<10} {meaning}", f"  {'':<10}   {example}"]
     lines += ["", "mosaic VERB --help shows a verb's settings; -m runs a grid (task=a,b eviction=c,d)."]
+    return "\n".join(lines)
+
+
+def _settings(verb: str) -> str:
+    """A verb's settings as its file explains them, and what can be chosen in each group."""
+    meaning, example = VERBS[verb]
+    folder = resources.files("mosaic_opt.conf")
+    text = (folder / f"{verb}.yaml").read_text(encoding="utf-8")
+    own = text.split("_self_", 1)[1].split("\nhydra:", 1)[0].strip()
+    lines = [f"mosaic {verb}: {meaning}", f"  {example}", "", "settings (name=value) and their defaults:", own, ""]
+    for group, chosen in re.findall(r"^  - (\w+): (\w+)$", text, flags=re.MULTILINE):
+        names = {file.name.removesuffix(".yaml") for file in (folder / group).iterdir()} - {chosen}
+        others = f"  (or {', '.join(sorted(names))})" if names else ""
+        lines.append(f"{group}={chosen}{others}")
+    lines.append("a choice's own settings: GROUP.NAME=value, see conf/GROUP/*.yaml; Hydra's flags: --hydra-help")
     return "\n".join(lines)
 
 

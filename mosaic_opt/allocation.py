@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+LARGEST = 10**9  # tokens a budget may have
+
 
 @dataclass(frozen=True)
 class Allocation:
     """Layer budgets in tokens, bottom layer first.
 
-    Raises ValueError unless there is at least one budget and every budget is a whole number of at least 1.
+    Raises ValueError unless there is at least one budget and every budget is a whole number from 1 to LARGEST.
     """
 
     budgets: tuple[int, ...]
@@ -185,7 +187,7 @@ def _read(text: Any, layers: int) -> Allocation:
         raise ValueError(f"allocation must be a list of budgets, uniform:N or a JSON file; there is no file {text!r}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"allocation file {text!r} is not readable JSON: {error}") from error
     return Allocation(_budgets_in(content, text))
 
@@ -212,6 +214,6 @@ def _whole_budgets(budgets: Any) -> tuple[int, ...]:
         raise ValueError("allocation must have at least one budget; got an empty list")
     for layer, value in enumerate(values):
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not whole or value < 1:
-            raise ValueError(f"allocation budgets must be whole numbers >= 1; layer {layer} has {value!r}")
+        if not whole or not 1 <= value <= LARGEST:
+            raise ValueError(f"allocation budgets must be whole numbers from 1 to 10^9; layer {layer} has {value!r}")
     return tuple(int(value) for value in values)

@@ -43,7 +43,7 @@ class ModelSource:
     def __init__(self, *, name: str, revision: str | None = None, dtype: str = "auto", device: str = "auto") -> None:
         if dtype not in DTYPES:
             raise ValueError(f"model dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", device):
+        if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", device):
             raise ValueError(f"model device must be auto, cpu, cuda, cuda:N or mps; got {device!r}")
         self.name, self.revision, self.dtype, self.device = name, revision, dtype, device
         self.path = _local_path(name)
@@ -76,12 +76,17 @@ class ModelSource:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What the weights are: a hash of the local files, or the hub's commit; the dtype is part of it."""
+        """What the weights are: a hash of the local files, or the hub's commit; and the dtype they are used in.
+
+        Raises:
+            ValueError: if the device, which decides an `auto` dtype, is not there.
+        """
+        dtype = str(self._torch_dtype(self._torch_device())).removeprefix("torch.")
         if self.name == "random":
-            return f"random-1:{self.dtype}"
+            return f"random-1:{dtype}"
         if self.path is not None:
-            return f"{_hash_files(self.path)}:{self.dtype}"
-        return f"{self.name}@{self.config._commit_hash}:{self.dtype}"
+            return f"{_hash_files(self.path)}:{dtype}"
+        return f"{self.name}@{self.config._commit_hash}:{dtype}"
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
-from mosaic_opt.eviction.attention import ForwardPass, attention_switched, evictable_layers, sliding_windows
+from mosaic_opt.eviction.attention import (
+    ForwardPass,
+    UnsupportedModel,
+    attention_switched,
+    evictable_layers,
+    sliding_windows,
+)
 from mosaic_opt.eviction.base import EvictionMethod, PromptStates, Ranking
 from mosaic_opt.tasks import Example, Task
 
@@ -72,7 +79,7 @@ class Prefiller:
         stop_tokens: a draft ends with the first of these.
 
     Raises:
-        ValueError: for a model with other layers, naming them.
+        UnsupportedModel: for a model with other layers, naming them.
     """
 
     def __init__(
@@ -85,15 +92,7 @@ class Prefiller:
     ) -> None:
         self.model, self.methods = model, list(methods)
         self.new_tokens, self.stop_tokens = new_tokens, stop_tokens
-        config = model.config.get_text_config(decoder=True)
-        self.layers = evictable_layers(config)
-        self.windows = sliding_windows(config)
-        others = sorted(set(range(config.num_hidden_layers)) - set(self.layers) - set(self.windows))
-        if others:
-            raise ValueError(
-                f"{config.model_type}: layers {others} have neither full nor sliding-window attention; such models "
-                "can be used live (attach), but not evaluated or searched"
-            )
+        self.layers, self.windows = evaluable_layers(model.config)
 
     def load(
         self, examples: Sequence[Example], store: Path | None, progress: Progress
@@ -159,16 +158,13 @@ class Prefiller:
 
     def _read(self, store: Path, example: Example) -> tuple[Prompt, list[Order]] | None:
         """A stored example; None unless all of it is there and whole (what is not is then made again)."""
-        pairs = _load(_pairs_file(store, example))
-        orders = [_load(_order_file(store, example, method)) for method in self.methods]
+        pairs = _load(_pairs_file(store, example), example)
+        orders = [_load(_order_file(store, example, method), example) for method in self.methods]
         if pairs is None or any(order is None for order in orders):
             return None
-        try:
-            local = [(pairs[f"local_keys_{layer}"], pairs[f"local_values_{layer}"]) for layer in self.windows]
-            prompt = Prompt(pairs["keys"], pairs["values"], pairs["draft"].tolist(), local)
-            return prompt, [Order(order["order"], order["heads"]) for order in orders if order is not None]
-        except KeyError:
-            return None
+        local = [(pairs[f"local_keys_{layer}"], pairs[f"local_values_{layer}"]) for layer in self.windows]
+        prompt = Prompt(pairs["keys"], pairs["values"], pairs["draft"].tolist(), local)
+        return prompt, [Order(order["order"], order["heads"]) for order in orders if order is not None]
 
     def _write(
         self, store: Path, example: Example, prompt: Prompt, orders: list[Order]
@@ -177,9 +173,9 @@ class Prefiller:
         content = {"keys": prompt.keys, "values": prompt.values, "draft": torch.tensor(prompt.draft)}
         for layer, (keys, values) in zip(self.windows, prompt.local, strict=True):
             content |= {f"local_keys_{layer}": keys, f"local_values_{layer}": values}
-        _save(_pairs_file(store, example), content)
+        _save(_pairs_file(store, example), content, example)
         for method, order in zip(self.methods, orders, strict=True):
-            _save(_order_file(store, example, method), {"order": order.order, "heads": order.heads})
+            _save(_order_file(store, example, method), {"order": order.order, "heads": order.heads}, example)
         stored = self._read(store, example)
         if stored is None:
             raise OSError(f"{_pairs_file(store, example)} cannot be read back after it was written")
@@ -315,6 +311,23 @@ def ranked_fingerprint(model: str, task: Task) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def evaluable_layers(config: PreTrainedConfig) -> tuple[tuple[int, ...], dict[int, int]]:
+    """The evictable layers of a model, and the windows of its sliding-window layers.
+
+    Raises:
+        UnsupportedModel: for a model with other layers, naming them.
+    """
+    config = config.get_text_config(decoder=True)
+    layers, windows = evictable_layers(config), sliding_windows(config)
+    others = sorted(set(range(config.num_hidden_layers)) - set(layers) - set(windows))
+    if others:
+        raise UnsupportedModel(
+            f"{config.model_type}: layers {others} have neither full nor sliding-window attention; such models can "
+            "be used live (attach), but not evaluated or searched"
+        )
+    return layers, windows
+
+
 def equal_lengths(indices: list[int], examples: Sequence[Example]) -> list[list[int]]:
     """Groups of prompts of one length, at most PREFILL_TOKENS a group (or a single prompt)."""
     groups: list[list[int]] = []
@@ -337,18 +350,43 @@ def _order_file(store: Path, example: Example, method: EvictionMethod) -> Path:
     return store / f"{example.id}.{hashlib.sha256(described).hexdigest()[:12]}.safetensors"
 
 
-def _load(path: Path) -> dict[str, torch.Tensor] | None:
-    """A stored file, memory-mapped; None if it is not there or damaged."""
+def _load(path: Path, example: Example) -> dict[str, torch.Tensor] | None:
+    """A stored file, memory-mapped; None if it is not there, damaged, or another example's."""
     if not path.is_file():
         return None
     try:
-        return load_file(path)
+        content = load_file(path)
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
     except (SafetensorError, OSError):
         return None
+    return content if metadata == _metadata(content, example) else None
 
 
-def _save(path: Path, content: dict[str, torch.Tensor]) -> None:
-    """Write atomically: a file is whole or not there."""
+def _save(path: Path, content: dict[str, torch.Tensor], example: Example) -> None:
+    """Write atomically: a file is whole or not there.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    save_file({name: tensor.contiguous() for name, tensor in content.items()}, temporary)
+    content = {name: tensor.contiguous() for name, tensor in content.items()}
+    try:
+        save_file(content, temporary, metadata=_metadata(content, example))
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+    except SafetensorError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(f"{path} cannot be written: {error}") from error
     os.replace(temporary, path)
+
+
+def _metadata(content: dict[str, torch.Tensor], example: Example) -> dict[str, str]:
+    """What a file must say of itself: whose it is, and a checksum of all that it holds."""
+    checksum = 0
+    for name in sorted(content):
+        tensor = content[name]
+        checksum = zlib.crc32(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(), checksum)
+        data: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        checksum = zlib.crc32(data, checksum)
+    return {"example": example.id, "tokens": str(len(example.tokens)), "checksum": f"{checksum:08x}"}

@@ -25,10 +25,10 @@ from scipy.stats import qmc
 from mosaic_opt import allocation as allocations
 from mosaic_opt.allocation import Allocation
 from mosaic_opt.evaluator import Evaluator, Measurement
-from mosaic_opt.eviction import EvictionMethod, evictable_layers
+from mosaic_opt.eviction import EvictionMethod, require_skip
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective
-from mosaic_opt.ranked import ranked_fingerprint
+from mosaic_opt.ranked import evaluable_layers, ranked_fingerprint
 from mosaic_opt.samplers.pareto import shells
 from mosaic_opt.study import Measured, Plan, Watch, completed, open_study, run_trials
 from mosaic_opt.tasks import Example, Task
@@ -88,13 +88,21 @@ class Bench:
 
     @cached_property
     def layers(self) -> int:
-        """Number of evictable layers, from the model's configuration alone."""
-        return len(evictable_layers(self.source.config))
+        """Number of evictable layers, from the model's configuration alone.
+
+        Raises:
+            ValueError: for a model that cannot be evaluated, or a method that does not fit it.
+        """
+        layers, _ = evaluable_layers(self.source.config)
+        require_skip(self.method, layers)
+        return len(layers)
 
     @cached_property
     def cap(self) -> int:
         """Largest layer budget that makes sense: the longest prompt, or less if so configured."""
         longest = max(len(example.tokens) for examples in self.examples.values() for example in examples)
+        if self._cap is not None and self._cap < longest and self.method.skip:
+            raise ValueError(f"cap must be null where skip keeps layers whole; got {self._cap}")
         return min(self._cap or longest, longest)
 
     def example_hashes(self) -> dict[str, str]:

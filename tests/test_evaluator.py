@@ -1,8 +1,11 @@
 import itertools
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -226,6 +229,34 @@ def test_stored_ranked_caches_are_read_and_damaged_ones_made_again(byte_tokenize
     assert again.outputs == fresh.outputs
     assert again.log_likelihoods == fresh.log_likelihoods
     assert sorted(tmp_path.iterdir()) == files  # no temporary files left
+
+
+DAMAGE = {
+    "payload": lambda file: file.write_bytes(file.read_bytes()[:-300] + bytes(300)),
+    "another's": lambda file: shutil.copy(file.with_name(file.name.replace("test-0", "test-5")), file),
+    "one head": lambda file: rewrite(file, lambda name, tensor: tensor[:, :1] if name != "draft" else tensor),
+    "shorter": lambda file: rewrite(file, lambda name, tensor: tensor[:, :, :-3] if tensor.dim() > 2 else tensor),
+    "half": lambda file: rewrite(file, lambda name, tensor: tensor.half()),
+}
+
+
+def rewrite(file, change):
+    content = {name: change(name, tensor).contiguous() for name, tensor in load_file(file).items()}
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    save_file(content, file, metadata=metadata)
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+@pytest.mark.parametrize("which", ["pairs", "order"])
+def test_stored_files_that_hold_something_else_are_made_again(byte_tokenizer, model, tmp_path, damage, which):
+    allocation = Allocation([9, 30, 12, 50])
+    arguments = {"store": tmp_path, "method": H2O(window=4)}
+    fresh = make(model, byte_tokenizer, **arguments).evaluate(allocation)
+    files = sorted(tmp_path.glob("test-0.*"), key=lambda file: len(file.name))
+    damage(files[which == "order"])
+    again = make(model, byte_tokenizer, **arguments).evaluate(allocation)
+    assert again.log_likelihoods == fresh.log_likelihoods
 
 
 def count_prefills(monkeypatch):

@@ -15,12 +15,15 @@ from types import SimpleNamespace
 
 import optuna
 import pytest
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from optuna.trial import TrialState
+from transformers import AutoModelForCausalLM, DeepseekV3Config, StableLmConfig
 
 from mosaic_opt import __main__ as command
+from mosaic_opt.model import ModelSource
 from mosaic_opt.study import completed, open_storage
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -129,7 +132,23 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["search", "eviction=h2o", "eviction.recent_fraction=half"], "recent_fraction"),
         (["search", "eviction=l2norm", "eviction.skip=1"], "skip"),
         (["search", "eviction=expected_attention", "eviction.queries=1"], "queries"),
-        (["generate"], "allocation"),
+        (["evaluate", "allocation=uniform:64", "model=random", "eviction=l2norm", "eviction.skip=[99]"], "skip"),
+        (
+            [
+                "evaluate",
+                "allocation=uniform:64",
+                "model=random",
+                "tokens=900",
+                "eviction=l2norm",
+                "eviction.skip=[1]",
+                "cap=100",
+            ],
+            "cap",
+        ),
+        (["evaluate", "allocation=uniform:99999999999999999999", "model=random"], "allocation"),
+        (["evaluate", "allocation=uniform:64", "model.device=3"], "device"),
+        (["generate", "model=random", "allocation=uniform:64", "eviction=l2norm", "eviction.skip=[99]"], "skip"),
+        (["generate"], "allocation is required"),
         (["generate", "model=random", "allocation=[64]"], "4 budgets"),
         (["generate", "model=random", "allocation=uniform:64", "new_tokens=0"], "new_tokens"),
         (["generate", "model=random", "allocation=uniform:64", "prompt_file=nowhere.txt"], "nowhere.txt"),
@@ -192,7 +211,7 @@ def check_result(result, folder):
     assert len(set(budgets)) == 14
     for trial in completed(study):
         assert set(trial.user_attrs["budgets"]) <= {32, 64, 128, 256}
-        assert trial.user_attrs["origin"] in ("ladder", "lhs", "classifier", "random")
+        assert trial.user_attrs["origin"] in ("ladder", "lhs", "surrogate", "classifier", "random")
     refined = [name for name in result["trials"] if "-refine-" in name]
     for name in refined:
         for trial in completed(optuna.load_study(study_name=name, storage=storage)):
@@ -253,6 +272,46 @@ def test_a_second_process_on_the_same_study_is_refused(capfd, tmp_path):
     assert "searched by another process" in err
     assert process.returncode == 130, said
     assert "goes on from here" in said
+
+
+def test_help_of_a_verb_explains_its_settings(capfd):
+    for verb in VERBS:
+        code, out, _ = run(capfd, verb, "--help")
+        assert code == 0
+        settings = yaml.safe_load((CONF / f"{verb}.yaml").read_text())
+        for name in set(settings) - {"defaults", "hydra"}:
+            assert f"{name}: " in out
+
+
+@pytest.mark.parametrize("verb", ["generate", "bench"])
+def test_output_that_cannot_be_written(verb):
+    arguments = [sys.executable, "-m", "mosaic_opt", verb, "model=random", "allocation=uniform:8", "new_tokens=2"]
+    arguments += ["lengths=[40]", "repeats=1"] if verb == "bench" else []
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(arguments, input="some prompt", stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "mosaic: standard output cannot be written: No space left on device"
+
+
+def test_models_that_cannot_be_evaluated(capfd, tmp_path):
+    """One is refused by its configuration, one only once its layers run."""
+    common = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+    for config, named in [
+        (StableLmConfig(**common, num_key_value_heads=4, intermediate_size=32), "StableLmAttention"),
+        (DeepseekV3Config(**common, num_key_value_heads=4, kv_lora_rank=8), "MLA"),
+    ]:
+        folder = tmp_path / config.model_type
+        ModelSource(name="random").tokenizer.save_pretrained(folder)
+        if named == "MLA":
+            config.save_pretrained(folder)
+        else:
+            AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        code, out, err = run(
+            capfd, "evaluate", "model=custom", f"model.name={folder}", "allocation=uniform:64", "tokens=900",
+            "test=2", f"output={tmp_path}",
+        )  # fmt: skip
+        assert (code, out) == (2, "")
+        assert named in err.splitlines()[-1]
 
 
 def test_a_failed_job_of_a_multirun_does_not_end_the_others(capfd, tmp_path):

@@ -1,8 +1,8 @@
 """Eviction methods (one file a paper) and their live form: `with attach(model, SnapKV(), allocation): ...`"""
 
 from mosaic_opt.eviction.adakv import AdaKV
-from mosaic_opt.eviction.attach import Eviction, Report, attach
-from mosaic_opt.eviction.attention import evictable_layers
+from mosaic_opt.eviction.attach import Eviction, Report, attach, fitting_layers, require_skip
+from mosaic_opt.eviction.attention import UnsupportedModel, evictable_layers
 from mosaic_opt.eviction.base import EvictionMethod, PromptStates, Ranking
 from mosaic_opt.eviction.expected_attention import ExpectedAttention
 from mosaic_opt.eviction.h2o import H2O
@@ -26,6 +26,9 @@ __all__ = [
     "Report",
     "SnapKV",
     "StreamingLLM",
+    "UnsupportedModel",
     "attach",
     "evictable_layers",
+    "fitting_layers",
+    "require_skip",
 ]

@@ -10,11 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.eviction.attention import ForwardPass, attention_switched, causal_mask, evictable_layers
+from mosaic_opt.eviction.attention import (
+    ForwardPass,
+    UnsupportedModel,
+    attention_switched,
+    causal_mask,
+    evictable_layers,
+    sliding_windows,
+)
 from mosaic_opt.eviction.base import EvictionMethod, PromptStates
 from mosaic_opt.eviction.cache import Prefix, PrefixLayer, cache_bytes, storage_bytes
 
@@ -116,7 +123,7 @@ class Eviction:
                 "evicted: their attention does not go through transformers' AttentionInterface"
             )
         for index, seen in live.cut.items():
-            budget, held = self.budget(index), self._cache.layers[self.layers[index]].held()
+            budget, held = self.budget(index), live.cache.layers[self.layers[index]].held()
             wanted = seen if budget is None else seen.clamp(max=budget * held.shape[1])
             if not torch.equal(held.sum(dim=1), wanted):
                 raise RuntimeError(
@@ -141,8 +148,11 @@ class Eviction:
 
     def _adopt(self, cache: Cache) -> None:
         """Turn the evictable layers of an empty cache into ours; refuse one that cannot be used."""
+        if not isinstance(cache, Cache):
+            raise ValueError(f"eviction needs a DynamicCache on the model's device; got {type(cache).__name__}")
         owner = getattr(cache, "mosaic_eviction", None)
         if owner is self:
+            self._require_whole(cache)
             return
         if owner is not None or cache.get_seq_length() > 0:
             raise ValueError("the cache already holds tokens of another run: start with an empty cache")
@@ -157,8 +167,18 @@ class Eviction:
         cache.mosaic_eviction = self  # type: ignore[attr-defined]
         self._peak_bytes = 0
 
-    def cut(self, index: int, state: PrefixLayer, states: PromptStates) -> None:
+    def _require_whole(self, cache: Cache) -> None:
+        """Raise ValueError if a forward that was interrupted left layers with more tokens than others."""
+        layers: list[Any] = [cache.layers[layer] for layer in (*self.layers, *sliding_windows(self._decoder.config))]
+        if len({layer.get_seq_length() for layer in layers}) > 1:
+            raise ValueError(
+                "the cache is half filled by a forward that was interrupted: its layers have seen different numbers "
+                "of tokens; start with an empty cache"
+            )
+
+    def cut(self, index: int, cache: Any, states: PromptStates) -> None:
         """Rank the layer's pairs and keep what its budget allows."""
+        state: PrefixLayer = cache.layers[self.layers[index]]
         budget, n = self.budget(index), states.keys.shape[2]
         if (budget is None or n <= budget) and states.padding is None:
             prefix, copied = Prefix.whole(states.keys, states.values), 0
@@ -169,8 +189,12 @@ class Eviction:
             if self.hold_budget:
                 state.observed = self.method.after_eviction(state.observed, kept)
         others = [layer for layer in self.layers if layer != self.layers[index]]
-        alive = cache_bytes(self._cache, others) + storage_bytes([states.keys, states.values])
+        alive = cache_bytes(cache, others) + storage_bytes([states.keys, states.values])
         self._peak_bytes = max(self._peak_bytes, alive + copied)
+        if state.prompt_real is None:
+            state.prompt_real = states.tokens[:, 0]
+        else:  # a budget that is held: what followed was not padded
+            state.prompt_real = state.prompt_real + state.keys.shape[2]
         state.set_prefix(prefix, state.get_seq_length())
         if not self.hold_budget:
             state.observed = None
@@ -202,6 +226,10 @@ class _LivePass(ForwardPass):
 
     def mask(self, index: int, queries: int, keys: int, present: torch.Tensor | None) -> torch.Tensor | None:
         state = self._state(index)
+        if keys != state.kept + state.keys.shape[2]:
+            raise UnsupportedModel(
+                f"layer {self.eviction.layers[index]} does not attend to what it caches; no eviction"
+            )
         if present is not None and index == 0:
             _require_mask(present, state, ranked=state.prefix is None or self.eviction.hold_budget)
         return causal_mask(
@@ -216,7 +244,7 @@ class _LivePass(ForwardPass):
     def attended(self, index: int, states: PromptStates, present: torch.Tensor | None) -> None:
         state = self._state(index)
         if states.keys.shape[1] != state.keys.shape[1] or states.keys.shape[3] != state.keys.shape[3]:
-            raise ValueError(
+            raise UnsupportedModel(
                 f"layer {self.eviction.layers[index]} does not cache keys per head as it attends to them; it cannot "
                 "be evicted"
             )
@@ -227,7 +255,7 @@ class _LivePass(ForwardPass):
         state.observed = self.eviction.method.observe(states, state.observed)
         if self.evicts:
             self.cut[index] = states.tokens.expand(states.keys.shape[:2]).sum(dim=1).cpu()
-            self.eviction.cut(index, state, states)
+            self.eviction.cut(index, self.cache, states)
         self.eviction.timed(_now(states.values) - start)
 
     def _state(self, index: int) -> PrefixLayer:
@@ -257,6 +285,10 @@ def _require_mask(present: torch.Tensor, state: PrefixLayer, *, ranked: bool) ->
             f"attention mask must be 2-D and cover the {seen} tokens seen, evicted ones included (1 token, 0 "
             f"padding); got shape {tuple(present.shape)}"
         )
+    if state.prompt_real is not None and not torch.equal(
+        present[:, : state.prompt_tokens].sum(dim=1), state.prompt_real.expand(len(present)).to(present.device)
+    ):
+        raise ValueError("attention mask must pad the prompt as it did when the prompt was cut; it differs")
     suffix = present[:, state.prompt_tokens :].bool()
     if ranked and bool((~suffix[:, 1:] & suffix[:, :-1]).any() if state.prefix is None else (~suffix).any()):
         raise ValueError("padding must be at the left of the prompt: tokenizer.padding_side = 'left'")
@@ -316,7 +348,9 @@ def attach(
         raise ValueError(f"prompt_ends_at must be a whole number of at least 1; got {prompt_ends_at!r}")
     if prompt_ends_at is not None and prompt_ends_at < 1:
         raise ValueError(f"prompt_ends_at must be a whole number of at least 1; got {prompt_ends_at}")
-    layers = _layers(model, method, allocation)
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"attach needs a transformers model; got {type(model).__name__}")
+    layers = fitting_layers(model.config, method, allocation)
     with attention_switched(model) as decoder:
         eviction = Eviction(
             decoder, method, allocation, layers, prompt_ends_at=prompt_ends_at, hold_budget=hold_budget
@@ -333,20 +367,27 @@ def attach(
                 handle.remove()
 
 
-def _layers(model: PreTrainedModel, method: EvictionMethod, allocation: Allocation) -> tuple[int, ...]:
-    """The model's evictable layers; raises ValueError unless allocation and method fit them."""
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(f"attach needs a transformers model; got {type(model).__name__}")
-    config = model.config.get_text_config(decoder=True)
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ValueError(f"{config.model_type}: attach needs a decoder-only model")
-    layers = evictable_layers(config)
+def fitting_layers(config: PreTrainedConfig, method: EvictionMethod, allocation: Allocation) -> tuple[int, ...]:
+    """The evictable layers of a model with this configuration.
+
+    Raises:
+        ValueError: unless method and allocation fit them; `UnsupportedModel` if there are none.
+    """
+    text = config.get_text_config(decoder=True)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{config.model_type}: attach needs a decoder-only model")
+    layers = evictable_layers(text)
     if len(allocation) != len(layers):
-        others = sorted(set(range(config.num_hidden_layers)) - set(layers))
+        others = sorted(set(range(text.num_hidden_layers)) - set(layers))
         kept = f"; layers {others} cannot be evicted and keep theirs" if others else ""
         raise ValueError(
             f"allocation must have {len(layers)} budgets, one per evictable layer; got {len(allocation)}{kept}"
         )
-    if method.skip - set(layers):
-        raise ValueError(f"skip must name evictable layers {list(layers)}; got {sorted(method.skip)}")
+    require_skip(method, layers)
     return layers
+
+
+def require_skip(method: EvictionMethod, layers: tuple[int, ...]) -> None:
+    """Raise ValueError unless the layers that a method never evicts are among the evictable ones."""
+    if method.skip - set(layers):
+        raise ValueError(f"skip must name evictable layers, some of {list(layers)}; got {sorted(method.skip)}")

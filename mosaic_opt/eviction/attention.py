@@ -26,6 +26,10 @@ NAME = "mosaic"
 BACKENDS = ("sdpa", "eager")
 
 
+class UnsupportedModel(ValueError):
+    """A model whose layers, or whose attention, eviction cannot work with."""
+
+
 class ForwardPass:
     """What one forward of the model needs to know: a mask per layer, and what to do after each layer.
 
@@ -66,7 +70,7 @@ def _attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The attention function: mask of this layer, the backend's attention, then the pass's own work."""
     if mosaic_pass is None:
-        raise ValueError(
+        raise UnsupportedModel(
             f"{type(module).__name__} cannot be evicted: the model's layers do not pass keyword arguments on to it"
         )
     kwargs = {**kwargs, "scaling": scaling, "softcap": softcap, "s_aux": s_aux}
@@ -187,9 +191,11 @@ def attention_switched(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
     Raises:
         ValueError: if the model is attached already, in training mode, or uses a backend that is not
-            supported.
+            supported; `UnsupportedModel` if its attention cannot be exchanged.
     """
     decoder = model.get_decoder()
+    if not isinstance(decoder, PreTrainedModel):
+        raise UnsupportedModel(f"{model.config.model_type}: no decoder with attention layers of its own was found")
     own = decoder.config._attn_implementation
     if own.startswith(NAME):
         raise ValueError("model is attached already: leave the first context before entering another")
@@ -206,7 +212,7 @@ def attention_switched(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     try:
         decoder.set_attn_implementation(name)
         if decoder.config._attn_implementation != name:
-            raise ValueError(
+            raise UnsupportedModel(
                 f"{decoder.config.model_type}: the attention of this model cannot be exchanged; no eviction"
             )
         yield decoder
@@ -218,25 +224,25 @@ def evictable_layers(config: PreTrainedConfig) -> tuple[int, ...]:
     """Indices of the decoder layers whose pairs can be evicted: those with full attention over K and V heads.
 
     Raises:
-        ValueError: if there is none, naming the layers and what they are.
+        UnsupportedModel: if there is none, naming the layers and what they are.
     """
     config = config.get_text_config(decoder=True)
     kinds = [type(layer) for layer in DynamicCache(config=config).layers]
     evictable = tuple(index for index, kind in enumerate(kinds) if kind is DynamicLayer)
     if evictable and getattr(config, "kv_lora_rank", None):
-        raise ValueError(
+        raise UnsupportedModel(
             f"{config.model_type}: layers {list(evictable)} cache latents shared by all heads (MLA), not keys and "
             "values per head; they cannot be evicted"
         )
     shared = getattr(config, "num_kv_shared_layers", None)
     if shared:
-        raise ValueError(
+        raise UnsupportedModel(
             f"{config.model_type}: the last {shared} layers read the keys and values of layers before them; layers "
             f"{list(evictable)} cannot be evicted"
         )
     if not evictable:
         found = sorted({kind.__name__.removeprefix("Dynamic") for kind in kinds})
-        raise ValueError(
+        raise UnsupportedModel(
             f"{config.model_type}: no layer can be evicted; layers {list(range(len(kinds)))} are {', '.join(found)}"
         )
     return evictable

@@ -92,6 +92,7 @@ class PrefixLayer(DynamicLayer):
     Attributes:
         prefix: what was kept; None before the prompt is complete.
         prompt_tokens: how many tokens the prefix stands for; 0 without one.
+        prompt_real: (B,) int64, how many of them are not padding; None before the prompt is complete.
         observed: what the eviction method gathered of the queries so far, rows first; None without.
         in_use: whether the layer may be used: asked at every update; None means always.
     """
@@ -103,6 +104,7 @@ class PrefixLayer(DynamicLayer):
         super().__init__()
         self.prefix: Prefix | None = None
         self.prompt_tokens = 0
+        self.prompt_real: torch.Tensor | None = None
         self.observed: torch.Tensor | None = None
         self.in_use = in_use
 
@@ -153,7 +155,7 @@ class PrefixLayer(DynamicLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.prefix, self.prompt_tokens, self.observed = None, 0, None
+        self.prefix, self.prompt_tokens, self.prompt_real, self.observed = None, 0, None, None
 
     def crop(self, tokens_to_remove: int) -> None:
         after = self.keys.shape[2] if self.is_initialized else 0
@@ -178,8 +180,9 @@ class PrefixLayer(DynamicLayer):
             self.keys, self.values = choose(self.keys), choose(self.values)
         if self.prefix is not None:
             self.prefix = self.prefix.rows(choose)
-        if self.observed is not None:
-            self.observed = choose(self.observed)
+        for name in ("prompt_real", "observed"):
+            if getattr(self, name) is not None:
+                setattr(self, name, choose(getattr(self, name)))
 
 
 def cache_bytes(cache: Cache, layers: Iterable[int] | None = None) -> int:

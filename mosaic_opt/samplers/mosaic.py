@@ -30,18 +30,22 @@ class MosaicSampler(BaseSampler):
     whatever their order. A trial with the user attribute `interrupted` is as if it had never been; the
     configuration of any other trial (complete, failed, pruned, running, or enqueued) is not proposed again
     while an untried one can be found. The user attribute `origin` of each trial says where its proposal came
-    from: lhs, classifier or random.
+    from: lhs, surrogate, classifier or random.
 
     Args:
         seed: at least 0.
         decode: the numbers that the parameters stand for. Equal numbers (to nine decimals) are one
             configuration, and they are what the classifier sees. Default: the parameters, scaled to 0..1.
         known_objective: the exact value of objective 0 before the evaluation (two objectives or more).
-        signal: user attribute (a float, higher is better) that breaks ties of the last objective, the score.
+        signal: user attribute (a float, higher is better) that breaks ties of the last objective, the score, and
+            that the surrogate is fitted to; where trials have none, the surrogate is fitted to the score.
         search_space: the whole space, if known, so that the first trial is joint, too, and thousands of
             stored trials need not be compared; default: what all complete trials have in common.
         n_startup_trials: size of the Latin hypercube, used while fewer trials are complete.
         exploration: share of proposals that are random or mutate a front member at random.
+        structured: share of the others that a surrogate of the signal proposes (see surrogate.py), where it can:
+            two objectives, `decode` gives one number >= 0 for each integer parameter, rising with it, and
+            `known_objective` rises with them.
         n_candidates: population of the differential evolution, at least 16.
         n_generations: its generations, at least 0.
         n_observations: the classifier learns from at most so many trials, at least 16.
@@ -57,6 +61,7 @@ class MosaicSampler(BaseSampler):
         search_space: Mapping[str, BaseDistribution] | None = None,
         n_startup_trials: int = 10,
         exploration: float = 0.05,
+        structured: float = 0.75,
         n_candidates: int = 64,
         n_generations: int = 12,
         n_observations: int = 600,
@@ -73,6 +78,7 @@ class MosaicSampler(BaseSampler):
         self._n_startup_trials = n_startup_trials
         self._proposer = Proposer(
             exploration=exploration,
+            structured=structured,
             n_candidates=n_candidates,
             n_generations=n_generations,
             n_observations=n_observations,
@@ -135,9 +141,10 @@ class MosaicSampler(BaseSampler):
         values = losses([t.values for t in trials], [d.name.lower() for d in study.directions])
         signal = np.array([_number(t.user_attrs.get(self._signal or "")) for t in trials])
         order = np.lexsort((signal, *values.T, *units.T, *description.features.T))
+        smooth = np.where(np.isfinite(signal).all(), signal, -values[:, -1])[order]
         if self._signal is not None:
             values[:, -1] = break_ties(values[:, -1], signal)
-        return Observations(units[order], description.features[order], values[order])
+        return Observations(units[order], description.features[order], values[order], smooth)
 
 
 class _Describer:

@@ -11,12 +11,15 @@ from .classifier import Classifier
 from .evolution import maximise
 from .labels import good
 from .pareto import shells
+from .surrogate import Surrogate, knapsack_path
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 # width of the gaps beyond a front's ends, as a share of the first loss's range
 REACH = 0.1
+# most levels a parameter may have for a knapsack path
+PATH_LEVELS = 64
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,19 @@ Describe = Callable[[Floats], Description]
 
 @dataclass(frozen=True)
 class Observations:
-    """Finished trials in canonical order: units (n, d), features (n, k), losses (n, m), all minimised."""
+    """Finished trials in canonical order: units (n, d), features (n, k), losses (n, m), all minimised.
+
+    signal (n,), higher is better, stands beside the last loss.
+    """
 
     units: Floats
     features: Floats
     losses: Floats
+    signal: Floats
 
     def take(self, index: Ints) -> "Observations":
         """The observations of these indices."""
-        return Observations(self.units[index], self.features[index], self.losses[index])
+        return Observations(self.units[index], self.features[index], self.losses[index], self.signal[index])
 
 
 @dataclass(frozen=True)
@@ -59,19 +66,21 @@ class Proposer:
         self,
         *,
         exploration: float = 0.05,
+        structured: float = 0.75,
         n_candidates: int = 64,
         n_generations: int = 12,
         n_observations: int = 600,
     ) -> None:
-        if not 0 <= exploration <= 1:
-            raise ValueError(f"exploration must lie between 0 and 1, got {exploration}")
+        for name, share in (("exploration", exploration), ("structured", structured)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {share}")
         if n_candidates < 16:
             raise ValueError(f"n_candidates must be at least 16, got {n_candidates}")
         if n_generations < 0:
             raise ValueError(f"n_generations must be at least 0, got {n_generations}")
         if n_observations < 16:
             raise ValueError(f"n_observations must be at least 16, got {n_observations}")
-        self._exploration = exploration
+        self._exploration, self._structured = exploration, structured
         self._n_candidates = n_candidates
         self._n_generations = n_generations
         self._n_observations = n_observations
@@ -84,9 +93,13 @@ class Proposer:
         box: Box,
         rng: np.random.Generator,
     ) -> tuple[Floats, str]:
-        """Snapped units (d,) of the next configuration and its origin, "classifier" or "random"."""
+        """Snapped units (d,) of the next configuration and its origin: "surrogate", "classifier" or "random"."""
         front = np.flatnonzero(shells(observations.losses) == 0)
         if rng.random() >= self._exploration:
+            if rng.random() < self._structured:
+                row = _by_surrogate(observations, front, describe, tried, box, rng)
+                if row is not None:
+                    return row, "surrogate"
             row = self._guided(observations, front, describe, tried, box, rng)
             if row is not None:
                 return row, "classifier"
@@ -132,6 +145,67 @@ class Proposer:
         initial = np.concatenate([box.mutate(parents, rng), box.sample(self._n_candidates // 8, rng)])
         points, _ = maximise(probability, box, initial, rng, generations=self._n_generations)
         return _first_untried(points, describe, tried)
+
+
+def _by_surrogate(
+    observations: Observations,
+    front: Ints,
+    describe: Describe,
+    tried: Collection[bytes],
+    box: Box,
+    rng: np.random.Generator,
+) -> Floats | None:
+    """The untried point of a surrogate's knapsack path that would add most hypervolume to the front.
+
+    None where the numbers are not one for each parameter, or there are not two objectives with the first known.
+    """
+    table = _table(observations, describe, box)
+    if table is None:
+        return None
+    d = box.dimension
+    weights = rng.exponential(size=len(observations.losses))
+    surrogate = Surrogate(observations.features[:, :d], observations.signal, -observations.losses[:, 1], weights)
+    units = (knapsack_path(surrogate.gains(table), table) + 0.5) / box.levels
+    units = box.snap(units)
+    description = describe(units)
+    fresh = [i for i, key in enumerate(description.keys) if key not in tried]
+    if not fresh:
+        return None
+    assert description.known is not None
+    numbers = description.features[fresh, :d]
+    gained = _gain(
+        observations.losses[front],
+        np.column_stack([description.known[fresh], -surrogate.score(numbers)]),
+        (_bounds(observations, describe, box)[1], float(observations.losses[:, 1].max())),
+    )
+    # equal gains (often none): the likeliest to raise the score above what it is there
+    order = np.lexsort((surrogate.signal(numbers), gained))
+    return np.asarray(units[fresh[order[-1]]])
+
+
+def _table(observations: Observations, describe: Describe, box: Box) -> Floats | None:
+    """The number (d, levels) that each parameter stands for at each of its levels; None where it has no such."""
+    d, levels = box.dimension, box.levels
+    if observations.losses.shape[1] != 2 or levels[0] > PATH_LEVELS or (levels != levels[0]).any():
+        return None
+    every = np.repeat((np.arange(levels[0])[:, None] + 0.5) / levels[0], d, axis=1)
+    description = describe(box.snap(every))
+    if description.known is None or description.features.shape[1] != d + 1:
+        return None
+    table = description.features[:, :d].T
+    at = np.minimum((observations.units * levels).astype(np.int64), levels.astype(np.int64) - 1)
+    separable = np.array_equal(table[np.arange(d), at], observations.features[:, :d])
+    return table if separable and (np.diff(table, axis=1) > 0).all() and (table >= 0).all() else None
+
+
+def _gain(front: Floats, points: Floats, reference: tuple[float, float]) -> Floats:
+    """Hypervolume (k,) that each of points (k, 2) would add to a front (n, 2), up to a reference."""
+    first, second = front[np.lexsort(front.T[::-1])].T
+    left = np.concatenate([[-np.inf], first])
+    right = np.concatenate([first, [reference[0]]])
+    height = np.concatenate([[reference[1]], second])
+    width = np.clip(right - np.maximum(left, points[:, :1]), 0.0, None)
+    return (width * np.clip(height - points[:, 1:], 0.0, None)).sum(axis=1)
 
 
 def _training_set(observations: Observations, limit: int) -> tuple[Observations, npt.NDArray[np.bool_]]:

@@ -1,6 +1,7 @@
 """Every method on a live model: ways of generating, of feeding the prompt, and what stays in memory."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -379,3 +380,41 @@ def test_a_prefill_needs_at_most_one_layer_more(long_model, plain_peaks, method,
     with attach(long_model, method, uniform(2, budget)):
         evicting = peak_of(long_model, LONGER, mask_of(padding, LONGER))
     assert evicting - plain_peaks[padding] <= LONGER.numel() * 2 * 2 * 32 * 4
+
+
+def test_a_cache_left_half_filled_by_an_interrupted_forward_is_refused(model):
+    cache = DynamicCache(config=model.config)
+    with attach(model, SnapKV(window=4), uniform(3, 9)):
+        handle = model.model.layers[1].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(PROMPT, cache=cache)
+        handle.remove()
+        with pytest.raises(ValueError, match="half filled"):
+            model(PROMPT, cache=cache)
+
+
+def test_a_mask_that_hides_other_tokens_than_the_prompt_was_cut_with_is_refused(model):
+    for padding in (0, 5):
+        mask = torch.ones_like(PROMPT)
+        mask[0, :padding] = 0
+        with torch.no_grad(), attach(model, SnapKV(window=4), uniform(3, 20)):
+            cache = model(PROMPT, attention_mask=mask).cache
+            longer = torch.nn.functional.pad(mask, (0, 3), value=1)
+            model(PROMPT[:, :3], attention_mask=longer, cache=cache)
+            changed = torch.nn.functional.pad(longer, (0, 1), value=1)
+            changed[1, :2] = 0
+            with pytest.raises(ValueError, match="when the prompt was cut"):
+                model(PROMPT[:, :1], attention_mask=changed, cache=cache)
+
+
+def test_threads_share_a_context(model):
+    prompts = [torch.randint(0, 256, (1, n), generator=torch.Generator().manual_seed(n)) for n in (20, 31, 45, 60)]
+
+    def tokens(prompt):
+        return model.generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=258)
+
+    with attach(model, H2O(window=4), uniform(3, 12)):
+        alone = [tokens(prompt) for prompt in prompts]
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(3):
+                assert all(map(torch.equal, pool.map(tokens, prompts), alone))

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from mosaic_opt.samplers.labels import good
-from mosaic_opt.samplers.proposal import Observations, _distance, _target, _training_set
+from mosaic_opt.samplers.pareto import hypervolume_2d, shells
+from mosaic_opt.samplers.proposal import Observations, _distance, _gain, _target, _training_set
 
 
 def targets(losses, bounds, count=200):
@@ -41,7 +42,7 @@ def test_distance_is_measured_in_lengths_of_the_interval():
 
 def test_few_observations_are_all_learned():
     losses = np.random.default_rng(0).random((30, 2))
-    learned, labels = _training_set(Observations(losses, losses, losses), 30)
+    learned, labels = _training_set(Observations(losses, losses, losses, losses[:, 0]), 30)
     np.testing.assert_array_equal(learned.losses, losses)
     np.testing.assert_array_equal(labels, good(losses))
 
@@ -49,7 +50,7 @@ def test_few_observations_are_all_learned():
 @pytest.mark.parametrize("objectives", [1, 2, 3])
 def test_many_observations_are_thinned_to_the_best_and_a_spread_of_the_rest(objectives):
     losses = np.random.default_rng(0).random((900, objectives))
-    learned, labels = _training_set(Observations(losses, losses, losses), 60)
+    learned, labels = _training_set(Observations(losses, losses, losses, losses[:, 0]), 60)
     assert len(learned.losses) == 60
     assert labels.sum() == 20
     assert learned.losses[labels].sum() < learned.losses[~labels].sum() / 2
@@ -60,5 +61,15 @@ def test_many_observations_are_thinned_to_the_best_and_a_spread_of_the_rest(obje
 
 def test_equal_observations_beyond_the_limit():
     same = np.zeros((100, 2))
-    learned, _ = _training_set(Observations(same, same, same), 40)
+    learned, _ = _training_set(Observations(same, same, same, same[:, 0]), 40)
     assert len(learned.losses) <= 40
+
+
+def test_gain_is_the_hypervolume_added():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        front, points = rng.random((6, 2)), rng.random((9, 2)) * 1.3
+        front = front[shells(front) == 0]
+        reference = (1.1, 1.2)
+        expected = [hypervolume_2d([*front, point], reference) - hypervolume_2d(front, reference) for point in points]
+        np.testing.assert_allclose(_gain(front, points, reference), expected, atol=1e-12)

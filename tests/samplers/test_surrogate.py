@@ -1,0 +1,91 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mosaic_opt.samplers.surrogate import Surrogate, knapsack_path
+
+LEVELS = np.array([32.0, 64, 128, 256, 512])
+
+
+def additive(numbers, weights, tau):
+    return ((1 - np.exp(-numbers / tau)) * weights).sum(axis=1)
+
+
+@pytest.fixture
+def problem():
+    rng = np.random.default_rng(0)
+    weights, tau = rng.lognormal(0, 1, 12), rng.uniform(40, 250, 12)
+    return lambda numbers: additive(numbers, weights, tau)
+
+
+def sample(count, seed=1):
+    return np.random.default_rng(seed).choice(LEVELS, size=(count, 12))
+
+
+def test_an_additive_signal_is_predicted_and_the_score_follows_it(problem):
+    numbers, unseen = sample(120), sample(200, seed=2)
+    score = 1 - np.exp(-problem(numbers) / 5)
+    surrogate = Surrogate(numbers, problem(numbers), score, np.ones(120))
+    assert np.corrcoef(surrogate.signal(unseen), problem(unseen))[0, 1] > 0.995
+    assert np.abs(surrogate.score(unseen) - (1 - np.exp(-problem(unseen) / 5))).mean() < 0.03
+
+
+def test_it_never_falls_as_a_number_rises(problem):
+    rng = np.random.default_rng(3)
+    numbers = sample(60)
+    noisy = problem(numbers) + rng.normal(0, 2, 60)
+    surrogate = Surrogate(numbers, noisy, noisy, rng.exponential(size=60))
+    gains = surrogate.gains(np.tile(LEVELS, (12, 1)))
+    assert (np.diff(gains, axis=1) >= 0).all()
+    higher = np.minimum(numbers * 2, 512)
+    assert (surrogate.signal(higher) >= surrogate.signal(numbers) - 1e-9).all()
+    assert (surrogate.score(higher) >= surrogate.score(numbers) - 1e-9).all()
+
+
+def test_gains_are_differences_of_the_signal(problem):
+    numbers = sample(80)
+    surrogate = Surrogate(numbers, problem(numbers), problem(numbers), np.ones(80))
+    gains = surrogate.gains(np.tile(LEVELS, (12, 1)))
+    low, high = np.full((1, 12), 32.0), np.full((1, 12), 32.0)
+    high[0, 4] = 256.0
+    expected = surrogate.signal(high) - surrogate.signal(low)
+    assert gains[4, 3] - gains[4, 0] == pytest.approx(expected[0])
+
+
+@pytest.mark.parametrize("signal", [np.zeros(20), np.full(20, -7.5), np.linspace(5, -5, 20)])
+def test_signals_that_teach_nothing(signal):
+    """Constant, or falling as the numbers rise."""
+    numbers = np.tile(np.linspace(32, 512, 20)[:, None], (1, 12))
+    surrogate = Surrogate(numbers, signal, signal, np.ones(20))
+    assert surrogate.signal(numbers) == pytest.approx(np.full(20, signal.mean()))
+    assert np.isfinite(surrogate.score(numbers)).all()
+
+
+@given(seed=st.integers(0, 200), d=st.integers(1, 4), levels=st.integers(1, 4))
+def test_the_path_rises_from_all_lowest_to_all_highest(seed, d, levels):
+    rng = np.random.default_rng(seed)
+    gains, costs = (np.cumsum(rng.exponential(size=(d, levels)), axis=1) for _ in range(2))
+    gains[rng.random(d) < 0.3] = 0.0
+    path = knapsack_path(gains, costs)
+    assert path[0].tolist() == [0] * d
+    assert path[-1].tolist() == [levels - 1] * d
+    assert (np.diff(path, axis=0).sum(axis=1) >= 1).all()
+    assert ((np.diff(path, axis=0) > 0).sum(axis=1) == 1).all()
+
+
+@given(seed=st.integers(0, 60))
+def test_every_point_of_the_path_is_the_best_of_its_cost(seed):
+    """Greedy by gain a cost gives corners of the convex hull: nothing cheaper or as cheap gains more."""
+    rng = np.random.default_rng(seed)
+    gains = np.cumsum(rng.exponential(size=(3, 4)), axis=1)
+    costs = np.tile(np.cumsum(rng.uniform(0.5, 2, 4)), (3, 1))
+    rows = np.arange(3)
+    every = [np.array(point) for point in itertools.product(range(4), repeat=3)]
+    for point in knapsack_path(gains, costs):
+        cost, gain = costs[rows, point].sum(), gains[rows, point].sum()
+        for other in every:
+            if costs[rows, other].sum() <= cost + 1e-12:
+                assert gains[rows, other].sum() <= gain + 1e-9
