@@ -342,8 +342,11 @@ def dashboard(config: DictConfig) -> None:
         if isinstance(config.port, bool) or not isinstance(config.port, int) or not 1 <= config.port <= 65535:
             raise ValueError(f"port must be between 1 and 65535; got {config.port!r}")
         storage = open_storage(str(config.storage.url))
-    for number in (signal.SIGTERM, signal.SIGINT):  # a request may swallow the exception; there is nothing to save
-        signal.signal(number, lambda *_: os._exit(130))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if (
+            signal.getsignal(number) == _interrupt
+        ):  # its exception may be swallowed by a request; nothing is to be saved
+            signal.signal(number, lambda *_: os._exit(130))
     print(f"http://127.0.0.1:{config.port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
     try:
         run_server(storage, host="127.0.0.1", port=config.port)
