@@ -5,8 +5,9 @@
 
 Synthetic problems (additive and conjunctive, see synthetic.py): hypervolume of the true values of the observed front.
 Real ones (the embedded model; two needle tasks, SnapKV and H2O): hypervolume of the calibration front's scores on
-test examples. A run is one line of the results file, with the hypervolume after 50, 100 and 200 trials and the median
-seconds of a proposal; runs that are there are not made again. Prints the mean over seeds of every problem and sampler.
+test examples. A run is one line of the results file, with the hypervolume after 50, 100 and 200 trials and the
+median seconds of a proposal; runs that are there are not made again. Prints the mean over seeds of every problem and
+sampler.
 """
 
 import argparse
