@@ -1,9 +1,9 @@
 """A synthetic allocation problem with a known truth, for comparing proposers.
 
 30 layers take whole budgets of 1 to 16 units of 32 tokens. A layer with budget b is served to 1 - exp(-b / tau); what
-is served adds up by weight (five middle layers weigh most), with 18 pairwise terms; the score saturates in that sum. In
-the conjunctive form the score is also multiplied by how well each of the four heaviest layers is served, so that one
-starved layer ruins it, while the log-likelihood adds up as before.
+is served adds up by weight (five middle layers weigh most), with 18 pairwise terms; the score saturates in that sum.
+In the conjunctive form the score is also multiplied by how well each of the four heaviest layers is served, so that
+one starved layer ruins it, while the log-likelihood adds up as before.
 """
 
 import numpy as np
