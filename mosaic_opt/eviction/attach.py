@@ -70,6 +70,7 @@ class Eviction:
         self.method, self.allocation, self.layers = method, allocation, layers
         self.prompt_ends_at, self.hold_budget = prompt_ends_at, hold_budget
         self._decoder = decoder
+        self._growing = (*layers, *sliding_windows(decoder.config))  # layers that count every token
         self._open = True
         self._cache: Any = None  # the cache used last; the evictable layers are `PrefixLayer`s
         self._peak_bytes = 0
@@ -169,8 +170,8 @@ class Eviction:
 
     def _require_whole(self, cache: Cache) -> None:
         """Raise ValueError if a forward that was interrupted left layers with more tokens than others."""
-        layers: list[Any] = [cache.layers[layer] for layer in (*self.layers, *sliding_windows(self._decoder.config))]
-        if len({layer.get_seq_length() for layer in layers}) > 1:
+        layers: list[Any] = cache.layers
+        if len({layers[layer].get_seq_length() for layer in self._growing}) > 1:
             raise ValueError(
                 "the cache is half filled by a forward that was interrupted: its layers have seen different numbers "
                 "of tokens; start with an empty cache"
