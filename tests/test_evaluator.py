@@ -1,4 +1,3 @@
-import itertools
 import shutil
 
 import numpy as np
@@ -140,7 +139,7 @@ def test_smollm2_tokens_are_those_of_the_live_model(smollm2, tmp_path):
             model=model, tokenizer=source.tokenizer, task=task, examples=examples, method=method,
             prefill_for=methods, store=tmp_path, progress=lambda done, total: prefilled.append(done),
         )  # fmt: skip
-        for allocation, example in itertools.product(several, range(2)):
+        for example, allocation in enumerate(several):
             expected, logits = live(model, examples[example], allocation, task.new_tokens, method)
             assert_alike(decoded(evaluator, allocation)[example], expected, logits)
         assert decoded(evaluator, uniform(30, 400)) == evaluator.drafts
