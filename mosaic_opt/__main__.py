@@ -90,8 +90,10 @@ def main() -> None:
     if verb not in VERBS and verb not in ("-h", "--help", "help"):
         _fail(f"unknown verb {verb!r}; verbs are {', '.join(VERBS)} (mosaic --help)")
     if verb not in VERBS or {"-h", "--help"} & set(arguments):
-        with _user_errors_end():
+        try:
             _print(_usage() if verb not in VERBS else _settings(verb))
+        except UserError as error:
+            _fail(str(error))
         return
     sys.argv = [f"mosaic {verb}", *arguments[1:]]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; we print them
@@ -343,9 +345,8 @@ def dashboard(config: DictConfig) -> None:
             raise ValueError(f"port must be between 1 and 65535; got {config.port!r}")
         storage = open_storage(str(config.storage.url))
     for number in (signal.SIGTERM, signal.SIGINT):
-        if (
-            signal.getsignal(number) == _interrupt
-        ):  # its exception may be swallowed by a request; nothing is to be saved
+        # a request may swallow the exception that `_interrupt` raises; there is nothing to save here
+        if signal.getsignal(number) == _interrupt:
             signal.signal(number, lambda *_: os._exit(130))
     print(f"http://127.0.0.1:{config.port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
     try:
@@ -465,15 +466,6 @@ def _print(text: str) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails again at its end
         raise UserError(f"standard output cannot be written: {error.strerror}") from None
-
-
-@contextmanager
-def _user_errors_end() -> Iterator[None]:
-    """Inside, a UserError ends the command."""
-    try:
-        yield
-    except UserError as error:
-        _fail(str(error))
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
@@ -355,8 +355,8 @@ def _load(path: Path, example: Example) -> dict[str, torch.Tensor] | None:
     if not path.is_file():
         return None
     try:
-        content = load_file(path)
         with safe_open(path, framework="pt") as file:
+            content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             metadata = file.metadata()
     except (SafetensorError, OSError):
         return None

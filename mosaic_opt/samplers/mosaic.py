@@ -88,7 +88,7 @@ class MosaicSampler(BaseSampler):
         """The space given at construction, or what the complete trials share: all parameters are joint."""
         if self._search_space is not None:
             return dict(self._search_space)
-        return intersection_search_space([t for t in _others(study, trial) if t.state == TrialState.COMPLETE])
+        return intersection_search_space([t for t in other_trials(study, trial) if t.state == TrialState.COMPLETE])
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -97,7 +97,7 @@ class MosaicSampler(BaseSampler):
         if not search_space:
             return {}
         space = Space(search_space)
-        trials = _others(study, trial)
+        trials = other_trials(study, trial)
         count = sum(t.number < trial.number for t in trials)
         describe = _Describer(space, self._decode, self._known_objective, _sign(study))
         units, seen = _stored(space, trials)
@@ -118,7 +118,7 @@ class MosaicSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """A uniform value for a parameter outside the joint space; its generator also depends on the name."""
-        count = sum(t.number < trial.number for t in _others(study, trial))
+        count = sum(t.number < trial.number for t in other_trials(study, trial))
         seed = np.random.SeedSequence([self._seed, count, crc32(param_name.encode())]).generate_state(1)[0]
         _record_origin(study, trial, "random")
         return RandomSampler(seed=int(seed)).sample_independent(study, trial, param_name, param_distribution)
@@ -188,7 +188,7 @@ def _keys(rows: Floats) -> list[bytes]:
     return [row.tobytes() for row in np.round(rows, 9) + 0.0]
 
 
-def _others(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
+def other_trials(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
     """All trials but this one and those tagged as interrupted."""
     trials = study.get_trials(deepcopy=False)
     return [t for t in trials if t.number != trial.number and not t.user_attrs.get("interrupted")]

@@ -14,6 +14,7 @@ from scipy.optimize import differential_evolution
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
+from .mosaic import other_trials
 from .pareto import losses, shells
 from .space import Space
 
@@ -50,9 +51,7 @@ class PaperSampler(BaseSampler):
     ) -> dict[str, Any]:
         """Plain Python values for every parameter of the space; nothing while trials are too few."""
         trials = [
-            t
-            for t in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            if np.isfinite(t.values).all() and not t.user_attrs.get("interrupted")
+            t for t in other_trials(study, trial) if t.state == TrialState.COMPLETE and np.isfinite(t.values).all()
         ]
         if not search_space or len(trials) < self._n_startup_trials:
             return {}
@@ -98,5 +97,4 @@ def _most_probable(units: Floats, labels: npt.NDArray[np.bool_], rng: np.random.
 
 def _count(study: Study, trial: FrozenTrial) -> int:
     """Earlier trials that were not interrupted."""
-    trials = study.get_trials(deepcopy=False)
-    return sum(t.number < trial.number and not t.user_attrs.get("interrupted") for t in trials)
+    return sum(t.number < trial.number for t in other_trials(study, trial))

@@ -53,12 +53,15 @@ class Surrogate:
 
     def gains(self, table: Floats) -> Floats:
         """What each parameter adds at each of its numbers: (d, levels) of a table (d, levels)."""
-        terms = 1 - np.exp(-table[:, :, None] / (self._largest * np.array(SCALES)))
-        return (terms * self._weights.reshape(len(table), 1, len(SCALES))).sum(axis=2)
+        return (self._saturation(table) * self._weights.reshape(len(table), 1, len(SCALES))).sum(axis=2)
 
     def _terms(self, numbers: Floats) -> Floats:
-        scaled = numbers[:, :, None] / (self._largest * np.array(SCALES))
-        return (1 - np.exp(-scaled)).reshape(len(numbers), -1)
+        """One row an observation, the terms of all parameters in it."""
+        return self._saturation(numbers).reshape(len(numbers), -1)
+
+    def _saturation(self, numbers: Floats) -> Floats:
+        """How far each number is served on each scale, 0 to 1: one axis more, the scales."""
+        return 1 - np.exp(-numbers[..., None] / (self._largest * np.array(SCALES)))
 
 
 def knapsack_path(gains: Floats, costs: Floats) -> npt.NDArray[np.int64]:
