@@ -47,7 +47,7 @@ VERBS = {
     "dashboard": ("open optuna-dashboard on the study database", "mosaic dashboard port=8080"),
 }
 SPLIT_NAMES = ("calibration", "selection", "test")
-PARTS = ("model", "task", "eviction", "sampler", "levels", *SPLIT_NAMES, "tokens", "seed", "cap")
+PARTS = ("model", "task", "eviction", "sampler", "levels", *SPLIT_NAMES, "tokens", "seed", "cap", "race")
 
 _EVALUATED = {"model", "task", "eviction", *SPLIT_NAMES, "tokens", "seed", "cap", "batch_size", "output"}
 _EVALUATED |= {"prefill_for", "device_gib", "host_gib"}
@@ -55,7 +55,7 @@ _EVICTED = {"model", "eviction", "allocation", "new_tokens", "hold_budget"}
 _REQUIRED = {
     "evaluate": _EVALUATED | {"allocation", "split"},
     "search": _EVALUATED
-    | {"sampler", "storage", "study", "levels", "trials", "winner", "ladder", "budgets", "refine_trials"},
+    | {"sampler", "storage", "study", "levels", "trials", "winner", "ladder", "budgets", "refine_trials", "race"},
     "generate": _EVICTED | {"prompt_file", "chat", "plain"},
     "bench": _EVICTED | {"lengths", "batches", "budget", "repeats", "seed"},
 }

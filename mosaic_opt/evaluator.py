@@ -8,7 +8,7 @@ prefix slice per layer, and a trial costs a short decode (see decoding.py).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,8 @@ from mosaic_opt.ranked import (
     place,
 )
 from mosaic_opt.tasks import Example, Task
+
+AfterBatch = Callable[[Mapping[int, float]], None]
 
 REFERENCE_TOKENS = 64  # longer references are cut for the log-likelihood
 
@@ -139,7 +141,9 @@ class Evaluator:
         ]
 
     @torch.inference_mode()
-    def evaluate(self, allocation: Allocation, *, complete: bool = True) -> Measurement:
+    def evaluate(
+        self, allocation: Allocation, *, complete: bool = True, after_batch: AfterBatch | None = None
+    ) -> Measurement:
         """Score, outputs and reference log-likelihood of every example under this allocation.
 
         The tokens are those of `model.generate` with the eviction attached (greedy).
@@ -147,6 +151,8 @@ class Evaluator:
         Args:
             complete: decode every output to its end. Otherwise an output may end where the task says that
                 its score is settled: scores and log-likelihoods are the same, texts are cut, and it is faster.
+            after_batch: called between batches with the scores so far, by the example's index; what it raises ends
+                the measurement.
 
         Raises:
             ValueError: for an allocation of the wrong length, or one above the cap.
@@ -155,12 +161,17 @@ class Evaluator:
         start = time.perf_counter()
         tokens: list[list[int]] = [[] for _ in self.examples]
         likelihoods = [0.0] * len(self.examples)
+        scores: dict[int, float] = {}
         with attention_switched(self.model):
             for batch in self.batches:
+                if scores and after_batch is not None:
+                    after_batch(scores)
                 decoding = self._decoding(batch, allocation, complete)
                 for index, output, likelihood in zip(batch.indices, *decoding.run(), strict=True):
                     tokens[index], likelihoods[index] = output, likelihood
-        return self._measurement(tokens, likelihoods, allocation, time.perf_counter() - start)
+                    scores[index] = self._score(self.examples[index], output)
+        ordered = [scores[index] for index in range(len(self.examples))]
+        return self._measurement(tokens, ordered, likelihoods, allocation, time.perf_counter() - start)
 
     def _applied(self, allocation: Allocation) -> Allocation:
         """The allocation as the method applies it: layers it never evicts keep whole prompts.
@@ -231,12 +242,16 @@ class Evaluator:
         return self.task.score(self.text(tokens), example.references)
 
     def _measurement(
-        self, tokens: list[list[int]], likelihoods: list[float], allocation: Allocation, seconds: float
+        self,
+        tokens: list[list[int]],
+        scores: list[float],
+        likelihoods: list[float],
+        allocation: Allocation,
+        seconds: float,
     ) -> Measurement:
         realised = [allocation.realised(len(example.tokens)) for example in self.examples]
-        pairs = zip(self.examples, tokens, strict=True)
         return Measurement(
-            scores=tuple(self._score(example, output) for example, output in pairs),
+            scores=tuple(scores),
             log_likelihoods=tuple(likelihoods),
             outputs=tuple(self.text(output) for output in tokens),
             mean_budget=allocation.mean,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from optuna import Trial
+from optuna import Trial, TrialPruned
+from optuna.trial import FrozenTrial, TrialState
 
 from mosaic_opt.allocation import Allocation, from_weights
+from mosaic_opt.paired import hopeless
 
 if TYPE_CHECKING:
     from mosaic_opt.evaluator import Measurement
 
 Direction = Literal["minimize", "maximize"]
-Measure = Callable[..., "Measurement"]  # (allocation, complete=False), see Evaluator.evaluate
+Measure = Callable[..., "Measurement"]  # (allocation, complete=False, after_batch=None), see Evaluator.evaluate
 
 
 class Objective(ABC):
@@ -23,13 +25,16 @@ class Objective(ABC):
     Args:
         measure: gives the measurement of an allocation, usually `Evaluator.evaluate`.
         layers: number of evictable layers.
+        race: stop a measurement between batches once its scores are hopeless against the best completed trial that
+            is as cheap (paired, see `paired.hopeless`). Such a trial is pruned and keeps its partial scores as
+            `raced_scores`; it never has a score.
     """
 
     directions: tuple[Direction, ...]
     metric_names: tuple[str, ...]
 
-    def __init__(self, *, measure: Measure, layers: int) -> None:
-        self.measure, self.layers = measure, layers
+    def __init__(self, *, measure: Measure, layers: int, race: bool = False) -> None:
+        self.measure, self.layers, self.race = measure, layers, race
 
     @abstractmethod
     def suggest(self, trial: Trial) -> dict[str, Any]:
@@ -46,7 +51,8 @@ class Objective(ABC):
     def __call__(self, trial: Trial) -> Any:
         try:
             allocation = Allocation(self.decode(self.suggest(trial)))
-            measurement = self.measure(allocation)
+            options = {"after_batch": self._referee(trial, allocation)} if self.race else {}
+            measurement = self.measure(allocation, **options)
             for key, value in attributes(allocation, measurement).items():
                 trial.set_user_attr(key, value)
             return self.values(trial, allocation, measurement)
@@ -54,20 +60,42 @@ class Objective(ABC):
             trial.set_user_attr("interrupted", True)
             raise
 
+    def _referee(self, trial: Trial, allocation: Allocation) -> Callable[[Mapping[int, float]], None] | None:
+        """What ends the measurement of an allocation that cannot win any more; None without a rival."""
+        rival = _rival(trial.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)), allocation)
+        if rival is None:
+            return None
+        scores: Sequence[float] = rival.user_attrs["example_scores"]
+
+        def after_batch(so_far: Mapping[int, float]) -> None:
+            if hopeless(list(so_far.values()), [scores[index] for index in so_far], len(scores)):
+                partial = {"budgets": list(allocation.budgets), "mean_budget": allocation.mean}
+                for key, value in {**partial, "raced_scores": dict(so_far), "raced_against": rival.number}.items():
+                    trial.set_user_attr(key, value)
+                raise TrialPruned(f"hopeless against trial {rival.number} after {len(so_far)} examples")
+
+        return after_batch
+
+
+def _rival(trials: Sequence[FrozenTrial], allocation: Allocation) -> FrozenTrial | None:
+    """The best of the measured trials that keep no more pairs than this allocation."""
+    cheap = [t for t in trials if "example_scores" in t.user_attrs and t.user_attrs["mean_budget"] <= allocation.mean]
+    return max(cheap, key=lambda t: (t.user_attrs["score"], t.user_attrs["log_likelihood"]), default=None)
+
 
 class LevelObjective(Objective):
     """Stage 1: every layer takes one of a few levels; minimise the mean budget, maximise the score.
 
     Args:
         levels: budgets a layer can take, in tokens, rising.
-        measure, layers: see `Objective`.
+        measured: see `Objective`.
     """
 
     directions: tuple[Direction, ...] = ("minimize", "maximize")
     metric_names = ("mean budget", "score")
 
-    def __init__(self, *, levels: Sequence[int], measure: Measure, layers: int) -> None:
-        super().__init__(measure=measure, layers=layers)
+    def __init__(self, *, levels: Sequence[int], **measured: Any) -> None:
+        super().__init__(**measured)
         self.levels = tuple(levels)
 
     def suggest(self, trial: Trial) -> dict[str, int]:
@@ -99,14 +127,14 @@ class WeightObjective(Objective):
     Args:
         budget: target mean budget in tokens.
         floor, cap: bounds of a layer budget in tokens.
-        measure, layers: see `Objective`.
+        measured: see `Objective`.
     """
 
     directions: tuple[Direction, ...] = ("maximize",)
     metric_names = ("score",)
 
-    def __init__(self, *, budget: int, floor: int, cap: int, measure: Measure, layers: int) -> None:
-        super().__init__(measure=measure, layers=layers)
+    def __init__(self, *, budget: int, floor: int, cap: int, **measured: Any) -> None:
+        super().__init__(**measured)
         self.budget, self.floor, self.cap = budget, floor, cap
 
     def suggest(self, trial: Trial) -> dict[str, float]:
@@ -125,7 +153,10 @@ class WeightObjective(Objective):
         }
 
     def values(self, trial: Trial, allocation: Allocation, measurement: Measurement) -> float:
-        trial.set_constraint("mean_budget", allocation.mean - self.budget)
+        over = allocation.mean - self.budget
+        trial.set_constraint("mean_budget", over)
+        # optuna-dashboard 0.21 reads the older list only; Optuna reads both
+        trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [over])
         return measurement.score
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import RDBStorage
@@ -28,14 +29,18 @@ from mosaic_opt.evaluator import Evaluator, Measurement
 from mosaic_opt.eviction import EvictionMethod, require_skip
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective
+from mosaic_opt.paired import shrunk
 from mosaic_opt.ranked import evaluable_layers, ranked_fingerprint
 from mosaic_opt.samplers.pareto import shells
-from mosaic_opt.study import Measured, Plan, Watch, completed, open_study, run_trials
+from mosaic_opt.samplers.surrogate import Surrogate, knapsack_path
+from mosaic_opt.study import Measured, Plan, Watch, completed, decided, open_study, run_trials
 from mosaic_opt.tasks import Example, Task
 
 GRID = 32  # tokens between the uniform allocations of the cache ratio's curve
 SEED_SHAPES = 12  # front shapes that seed a refinement
 FINALISTS = 8  # refined candidates measured on the selection split
+LEARNED_SHAPES = 8  # allocations that stage 1's surrogate gives a refinement
+LEARNED_STEP = 8  # tokens, their resolution
 
 Sampler = Callable[..., BaseSampler]
 
@@ -143,8 +148,8 @@ class Bench:
     def measure(self, split: str) -> Measure:
         """Measure allocations on a split (see `Evaluator.evaluate`); the evaluator is made at the first call."""
 
-        def measured(allocation: Allocation, *, complete: bool = False) -> Measurement:
-            return self.evaluator(split).evaluate(allocation, complete=complete)
+        def measured(allocation: Allocation, **options: Any) -> Measurement:
+            return self.evaluator(split).evaluate(allocation, **{"complete": False, **options})
 
         return measured
 
@@ -192,7 +197,8 @@ class Search:
         self.sampler = sampler
         self._inside = 0.0  # seconds spent in phases inside the current one
         self.fingerprint = {**fingerprint, "examples": bench.example_hashes()}
-        self.objective = LevelObjective(levels=plan.levels, measure=bench.measure("calibration"), layers=bench.layers)
+        self._measured_by = {"measure": bench.measure("calibration"), "layers": bench.layers, "race": plan.race}
+        self.objective = LevelObjective(levels=plan.levels, **self._measured_by)
         self.study = self._open(
             name,
             self.objective,
@@ -234,26 +240,33 @@ class Search:
     def select(self, front: Sequence[FrozenTrial]) -> Allocation:
         """Stage 2: choose the winner among the front's members on the selection examples.
 
-        `shape`: the member whose shape, rescaled to each budget of the ladder, has the best mean score
-        (ties: higher log-likelihood, then smaller mean). `paper`: the best score as it stands among those
-        that are not uniform (ties: smaller mean). Both are stored; the plan's rule decides.
+        `shape`: the member whose shape, rescaled to each budget of the ladder, is expected to gain most on uniform
+        (paired over the examples and shrunk, see `paired.shrunk`; ties: higher score, higher log-likelihood, then
+        smaller mean). `paper`: the best score as it stands among those that are not uniform (ties: smaller mean).
+        Both are stored, with the winner's measured and expected gain; the plan's rule decides.
         """
         members = [Allocation(trial.user_attrs["budgets"]) for trial in front]
         self._prefilled("selection", self.selection.missing(members))
-        shape_scores: list[tuple[float, float, float]] = []
+        rescaled: list[list[FrozenTrial]] = []
         own_scores: list[tuple[float, float]] = []
         with self.watch.bar("select", len(members)) as advance:
             for done, member in enumerate(members, start=1):
-                rescaled = [self.selection(self.rescale(member, mean)) for mean in self.plan.ladder]
-                shape_scores.append((*_mean_result(rescaled), -member.mean))
+                rescaled.append([self.selection(self.rescale(member, mean)) for mean in self.plan.ladder])
                 own_scores.append((self.selection(member).user_attrs["score"], -member.mean))
-                advance(done, f"best {max(shape_scores)[0]:.3f}")
+                advance(done, f"best {max(map(_mean_result, rescaled))[0]:.3f}")
+            uniform = [self.selection(allocations.uniform(self.bench.layers, mean)) for mean in self.plan.ladder]
+        gains = shrunk([_example_means(trials) for trials in rescaled], _example_means(uniform))
+        best = _best(
+            gains, [(*_mean_result(trials), -member.mean) for trials, member in zip(rescaled, members, strict=True)]
+        )
         uneven = [index for index, member in enumerate(members) if len(set(member.budgets)) > 1]
         winners = {
-            "shape": members[max(range(len(members)), key=shape_scores.__getitem__)],
+            "shape": members[best],
             "paper": members[max(uneven or range(len(members)), key=own_scores.__getitem__)],
         }
         self.study.set_user_attr("winners", {rule: list(won.budgets) for rule, won in winners.items()})
+        measured = _mean_result(rescaled[best])[0] - _mean_result(uniform)[0]
+        self.study.set_user_attr("winner_gain", {"measured": measured, "expected": float(gains[best])})
         return winners[self.plan.winner]
 
     # Stage 3 ------------------------------------------------------------------------------------------------
@@ -265,15 +278,18 @@ class Search:
     # Stage 4 ------------------------------------------------------------------------------------------------
 
     def refine(self, budget: int, rescaled: Allocation, front: Sequence[FrozenTrial]) -> Allocation:
-        """Stage 4: search under "mean budget = budget"; the rescaled winner stays unless beaten on selection."""
+        """Stage 4: search under "mean budget = budget"; the rescaled winner stays unless beaten on selection.
+
+        Of the finalists the one with the largest expected gain (`paired.shrunk`) over the rescaled winner is
+        chosen; it must also have the higher score (ties: log-likelihood) there.
+        """
         if not self.plan.refine_trials:
             return rescaled
         objective = WeightObjective(
             budget=budget,
             floor=self.bench.method.floor,
             cap=self.bench.cap,
-            measure=self.bench.measure("calibration"),
-            layers=self.bench.layers,
+            **self._measured_by,
         )
         mark = hashlib.sha256(str(rescaled.budgets).encode()).hexdigest()[:6]
         study = self._open(
@@ -287,14 +303,19 @@ class Search:
         self._run(study, objective, self.plan.refine_trials, design, f"refine {budget}")
         ranked = sorted(completed(study), key=_by_score, reverse=True)
         finalists = list(dict.fromkeys(Allocation(trial.user_attrs["budgets"]) for trial in ranked))
-        best = max(finalists[:FINALISTS], key=lambda finalist: _by_score(self.selection(finalist)))
-        better = _by_score(self.selection(best)) > _by_score(self.selection(rescaled))
-        return best if better else rescaled
+        tried = [self.selection(finalist) for finalist in finalists[:FINALISTS]]
+        kept = self.selection(rescaled)
+        gains = shrunk([trial.user_attrs["example_scores"] for trial in tried], kept.user_attrs["example_scores"])
+        best = _best(gains, [_by_score(trial) for trial in tried])
+        better = gains[best] >= 0 and _by_score(tried[best]) > _by_score(kept)
+        return finalists[best] if better else rescaled
 
     def _refine_design(
         self, objective: WeightObjective, budget: int, rescaled: Allocation, front: Sequence[FrozenTrial]
     ) -> list[tuple[str, dict[str, Any]]]:
-        """Seeds: the rescaled winner, heuristic shapes, and the front's shapes found nearest to this budget."""
+        """Seeds: the rescaled winner, heuristic shapes, the front's shapes found nearest to this budget, and what a
+        surrogate of stage 1's trials takes for best.
+        """
         nearest = sorted(front, key=lambda trial: abs(trial.values[0] - budget))[:SEED_SHAPES]
         shapes = [Allocation(trial.user_attrs["budgets"]) for trial in nearest]
         seeds = [
@@ -302,6 +323,7 @@ class Search:
             allocations.uniform(self.bench.layers, budget),
             allocations.pyramid(self.bench.layers, budget, **self._bounds),
             *(self.rescale(shape, budget) for shape in shapes),
+            *learned_shapes(completed(self.study), budget, seed=self.plan.seed, **self._bounds),
         ]
         return [("heuristic", objective.encode(seed)) for seed in dict.fromkeys(seeds)]
 
@@ -377,12 +399,11 @@ class Search:
         design: Sequence[tuple[str, dict[str, Any]]],
         label: str,
     ) -> None:
-        self._prefilled("calibration", len(completed(study)) < total)
+        self._prefilled("calibration", len(decided(study)) < total)
         with self.watch.bar(label, total) as advance:
 
             def after(study: optuna.Study) -> None:
-                trials = completed(study)
-                advance(len(trials), _note(trials))
+                advance(len(decided(study)), _note(completed(study)))
 
             run_trials(study, objective, total=total, design=design, after=after)
 
@@ -429,6 +450,33 @@ def initial_design(objective: LevelObjective, *, trials: int, seed: int) -> list
     return ladder + [("lhs", objective.encode(row)) for row in indices]
 
 
+def learned_shapes(
+    trials: Sequence[FrozenTrial], budget: int, *, seed: int, window: int, floor: int, cap: int
+) -> list[Allocation]:
+    """Allocations of one mean budget that a surrogate of the log-likelihood takes for best.
+
+    Each is the greedy knapsack (LEARNED_STEP tokens at a time) on one bootstrap of the surrogate.
+
+    Args:
+        trials: measured allocations of any budgets, at least one.
+        budget: the mean of the shapes, in tokens.
+        seed: of the bootstraps.
+        window, floor, cap: see `Allocation.rescale`.
+    """
+    budgets = np.array([trial.user_attrs["budgets"] for trial in trials], dtype=float)
+    score, likelihood = np.array([_by_score(trial) for trial in trials], dtype=float).T
+    rng = np.random.default_rng([seed, budget])
+    tokens = np.arange(floor, cap + 1, LEARNED_STEP)
+    table = np.tile(tokens.astype(float), (budgets.shape[1], 1))
+    shapes = []
+    for _ in range(LEARNED_SHAPES):
+        surrogate = Surrogate(budgets, likelihood, score, rng.exponential(size=len(budgets)))
+        path = tokens[knapsack_path(surrogate.gains(table), table)]
+        nearest = path[np.abs(path.mean(axis=1) - budget).argmin()]
+        shapes.append(Allocation(nearest.tolist()).rescale(budget, window=window, floor=floor, cap=cap))
+    return shapes
+
+
 def front_of(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
     """The non-dominated trials of a stage-1 study by rising mean budget, each allocation once.
 
@@ -452,6 +500,16 @@ def _by_score(trial: FrozenTrial) -> tuple[float, float]:
 def _mean_result(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
     scores, likelihoods = zip(*(_by_score(trial) for trial in trials), strict=True)
     return float(np.mean(scores)), float(np.mean(likelihoods))
+
+
+def _example_means(trials: Sequence[FrozenTrial]) -> list[float]:
+    """Mean score of each example over several measurements of the same examples."""
+    return np.mean([trial.user_attrs["example_scores"] for trial in trials], axis=0).tolist()
+
+
+def _best(gains: npt.NDArray[np.float64], ties: Sequence[tuple[float, ...]]) -> int:
+    """Index of the largest gain; gains that are equal but for rounding are told apart by the ties."""
+    return max(range(len(ties)), key=lambda index: (round(float(gains[index]), 9), ties[index]))
 
 
 def _note(trials: Sequence[FrozenTrial]) -> str:

@@ -40,6 +40,7 @@ class Plan:
         calibration, selection, test: numbers of examples.
         winner: `shape` or `paper` (see `select`).
         seed: of the initial design.
+        race: stop hopeless measurements early (see `Objective`).
 
     Raises:
         ValueError: naming the argument, what is allowed and the value.
@@ -55,6 +56,7 @@ class Plan:
     test: int
     winner: str
     seed: int
+    race: bool = False
 
     def __post_init__(self) -> None:
         for name, least in [
@@ -65,6 +67,8 @@ class Plan:
                 raise ValueError(f"{name} must be a whole number of at least {least}; got {value!r}")
         for name in ("levels", "budgets", "ladder"):
             object.__setattr__(self, name, _rising(name, getattr(self, name)))
+        if not isinstance(self.race, bool):
+            raise ValueError(f"race must be true or false; got {self.race!r}")
         if self.winner not in WINNER_RULES:
             raise ValueError(f"winner must be one of {', '.join(WINNER_RULES)}; got {self.winner!r}")
 
@@ -86,7 +90,7 @@ class Plan:
     @property
     def key(self) -> str:
         """What decides whether a finished study already has this plan's result."""
-        parts = [self.trials, self.refine_trials, self.budgets, self.ladder, self.winner]
+        parts = [self.trials, self.refine_trials, self.budgets, self.ladder, self.winner, self.race]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -237,6 +241,11 @@ def completed(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
+def decided(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that count towards a target: completed, or raced and given up."""
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+
 def clear_interrupted(study: optuna.Study) -> None:
     """Fail the trials that a dead process left running, and tag them as interrupted."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -271,16 +280,16 @@ def run_trials(
     design: Sequence[tuple[str, dict[str, Any]]],
     after: Callable[[optuna.Study], None],
 ) -> None:
-    """Bring the study to `total` completed trials; one that has them is left untouched.
+    """Bring the study to `total` decided trials; one that has them is left untouched.
 
     Args:
         objective: evaluates a trial.
-        total: completed trials wanted in the end, earlier runs included.
+        total: trials completed or raced in the end, earlier runs included.
         design: points evaluated before the sampler proposes.
         after: called once before the first trial and after each.
     """
     clear_interrupted(study)
-    missing = total - len(completed(study))
+    missing = total - len(decided(study))
     after(study)
     if missing <= 0:
         return

@@ -58,7 +58,8 @@ def search():
     made.study = optuna.create_study(directions=["minimize", "maximize"])
     made.selection = Measured(optuna.create_study(directions=["minimize", "maximize"]), measure, cap=500)
     made.plan = SimpleNamespace(ladder=(50, 100), winner="shape")
-    made.bench = SimpleNamespace(method=SimpleNamespace(window=10, floor=10), cap=500, evaluator=lambda split: None)
+    method = SimpleNamespace(window=10, floor=10)
+    made.bench = SimpleNamespace(method=method, cap=500, layers=3, evaluator=lambda split: None)
     made._inside = 0.0
     return made
 

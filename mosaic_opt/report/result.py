@@ -34,7 +34,7 @@ def result(storage: RDBStorage, name: str, *, winner: str, budgets: Sequence[int
     splits = {split: _by_budgets(_load(storage, f"{name}-{split}")) for split in ("selection", "test")}
     chosen = study.user_attrs["allocations"]
     won = study.user_attrs["winners"][winner]
-    rows = [row for budget in budgets for row in budget_rows(budget, chosen[str(budget)], splits["test"])]
+    rows = [row for budget in budgets for row in budget_rows(budget, chosen[str(budget)], **splits)]
     return {
         "study": name,
         "config": study.user_attrs["config"],
@@ -48,6 +48,7 @@ def result(storage: RDBStorage, name: str, *, winner: str, budgets: Sequence[int
             "mean_budget": sum(won) / len(won),
             "scores": {split: _score(trials.get(tuple(won))) for split, trials in splits.items()},
         },
+        "winner_gain": study.user_attrs["winner_gain"],
         "winners": study.user_attrs["winners"],
         "rows": rows,
         "uniform_curve": _uniform_curve(splits["test"]),
@@ -57,9 +58,16 @@ def result(storage: RDBStorage, name: str, *, winner: str, budgets: Sequence[int
 
 
 def budget_rows(
-    budget: int, chosen: dict[str, list[int]], test: dict[tuple[int, ...], FrozenTrial]
+    budget: int,
+    chosen: dict[str, list[int]],
+    *,
+    selection: dict[tuple[int, ...], FrozenTrial],
+    test: dict[tuple[int, ...], FrozenTrial],
 ) -> list[dict[str, Any]]:
-    """One row per compared allocation at one mean budget, all on the same test examples."""
+    """One row per compared allocation at one mean budget, all on the same test examples.
+
+    The score on the selection examples stands beside it where it was measured (rescaled and refined always are).
+    """
     curve = _uniform_curve(test)
     trials = {name: test[tuple(chosen[name])] for name in COMPARED}
     full = trials["full"].user_attrs["score"]
@@ -76,6 +84,7 @@ def budget_rows(
                 "mean_budget": recorded["mean_budget"],
                 "kv_bytes": recorded["kv_bytes"],
                 "score": recorded["score"],
+                "selection_score": _score(selection.get(tuple(recorded["budgets"]))),
                 "gain": gain,
                 "interval": [low, high],
                 "cache_ratio": cache_ratio(recorded["score"], recorded["mean_budget"], curve, full),

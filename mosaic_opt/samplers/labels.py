@@ -10,23 +10,35 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
-def good(losses: Floats, *, share: float = 1 / 3) -> Bools:
+def good(losses: Floats, violation: Floats | None = None, *, share: float = 1 / 3) -> Bools:
     """The best `share` of losses (n, m), all minimised; ties at the border are all good.
 
     One objective: the best quantile. More: shell by shell, and inside the shell that does not fit whole the
     points with the largest hypervolume first (exclusive area in two objectives, the point's own volume in
-    more).
+    more). Points that violate a constraint (violation (n,) above 0) come after all others, see `ranks`.
     """
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1 (exclusive), got {share}")
-    ranks = shells(losses)
+    ranked = ranks(losses, np.zeros(len(losses)) if violation is None else violation)
     count = max(1, int(np.ceil(share * len(losses))))
-    border = np.sort(ranks)[count - 1]
-    labels = ranks < border
-    shell = np.flatnonzero(ranks == border)
+    border = np.sort(ranked)[count - 1]
+    labels = ranked < border
+    shell = np.flatnonzero(ranked == border)
     volumes = np.zeros(len(shell)) if losses.shape[1] == 1 else _volumes(losses, shell)
     labels[shell] = volumes >= np.sort(volumes)[::-1][count - labels.sum() - 1]
     return labels
+
+
+def ranks(losses: Floats, violation: Floats) -> Ints:
+    """Rank (n,) of losses (n, m) under constraints: shells of the feasible, then the others by their violation.
+
+    violation (n,): 0 = feasible (Deb's rule, NSGA-II).
+    """
+    feasible = violation <= 0
+    ranked = np.empty(len(losses), dtype=np.int64)
+    ranked[feasible] = shells(losses[feasible])
+    ranked[~feasible] = ranked[feasible].max(initial=-1) + 1 + np.unique(violation[~feasible], return_inverse=True)[1]
+    return ranked
 
 
 def _volumes(losses: Floats, shell: Ints) -> Floats:

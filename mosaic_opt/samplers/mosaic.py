@@ -8,18 +8,20 @@ import numpy as np
 import numpy.typing as npt
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
-from optuna.search_space import intersection_search_space
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from .labels import break_ties
 from .pareto import losses
-from .proposal import Description, Observations, Proposer
-from .space import Space
+from .proposal import Description, Observations, Proposer, Taken
+from .space import Space, shared_space
 
 Floats = npt.NDArray[np.float64]
 Decode = Callable[[dict[str, Any]], Sequence[float]]
 KnownObjective = Callable[[dict[str, Any]], float]
+
+CLAIM = "mosaic:claim"  # system attribute: the parameters a running trial was given, before it has set them
+CLAIMS = 8  # proposals for one trial, at most, where other workers claim the same
 
 
 class MosaicSampler(BaseSampler):
@@ -29,8 +31,11 @@ class MosaicSampler(BaseSampler):
     every proposal is a function of the seed, the number of earlier trials and the set of stored trials,
     whatever their order. A trial with the user attribute `interrupted` is as if it had never been; the
     configuration of any other trial (complete, failed, pruned, running, or enqueued) is not proposed again
-    while an untried one can be found. The user attribute `origin` of each trial says where its proposal came
-    from: lhs, surrogate, classifier or random.
+    while an untried one can be found. Running and enqueued trials are pending: they count as if they had
+    given what the surrogate expects of them, are bad examples for the classifier, and nothing close to them is
+    proposed; two workers that come upon the same point at the same moment both think again. Trials that
+    violate a constraint (see `Trial.set_constraint`) come after all feasible ones. The user attribute `origin`
+    of each trial says where its proposal came from: lhs, surrogate, classifier or random.
 
     Args:
         seed: at least 0.
@@ -38,7 +43,8 @@ class MosaicSampler(BaseSampler):
             configuration, and they are what the classifier sees. Default: the parameters, scaled to 0..1.
         known_objective: the exact value of objective 0 before the evaluation (two objectives or more).
         signal: user attribute (a float, higher is better) that breaks ties of the last objective, the score, and
-            that the surrogate is fitted to; where trials have none, the surrogate is fitted to the score.
+            that the surrogate is fitted to; where trials have none, the surrogate is fitted to the score, on the
+            scale that suits it best.
         search_space: the whole space, if known, so that the first trial is joint, too, and thousands of
             stored trials need not be compared; default: what all complete trials have in common.
         n_startup_trials: size of the Latin hypercube, used while fewer trials are complete.
@@ -88,7 +94,7 @@ class MosaicSampler(BaseSampler):
         """The space given at construction, or what the complete trials share: all parameters are joint."""
         if self._search_space is not None:
             return dict(self._search_space)
-        return intersection_search_space([t for t in other_trials(study, trial) if t.state == TrialState.COMPLETE])
+        return shared_space([t for t in other_trials(study, trial) if t.state == TrialState.COMPLETE])
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -97,42 +103,69 @@ class MosaicSampler(BaseSampler):
         if not search_space:
             return {}
         space = Space(search_space)
-        trials = other_trials(study, trial)
-        count = sum(t.number < trial.number for t in trials)
         describe = _Describer(space, self._decode, self._known_objective, _sign(study))
+        trials = other_trials(study, trial)
+        rng = np.random.default_rng([self._seed, _earlier(trials, trial)])
         units, seen = _stored(space, trials)
-        tried = describe(units).keys
-        usable = [i for i, t in enumerate(seen) if t.state == TrialState.COMPLETE and np.isfinite(t.values).all()]
-        rng = np.random.default_rng([self._seed, count])
-        if len(usable) < self._n_startup_trials:
-            row, origin = self._startup(space, describe, set(tried), count, rng)
-        else:
-            observed = self._observe(study, describe(units[usable]), units[usable], [seen[i] for i in usable])
-            row, origin = self._proposer.propose(observed, describe, set(tried), space.box, rng)
+        for attempt in range(CLAIMS):
+            # workers that think again in step would go on meeting: from the second time on each goes its own way
+            row, origin = self._propose(
+                study, units, seen, _earlier(trials, trial), describe, rng, explore=attempt > 1
+            )
+            parameters = space.parameters(row[None])[0]
+            space.check(parameters)
+            study._storage.set_trial_system_attr(trial._trial_id, CLAIM, parameters)
+            known = {(t.number, row.tobytes()) for t, row in zip(seen, units, strict=True)}
+            trials = other_trials(study, trial)
+            units, seen = _stored(space, trials)
+            # other workers' claims may have come or changed meanwhile
+            new = units[[(t.number, row.tobytes()) not in known for t, row in zip(seen, units, strict=True)]]
+            if Taken.of(new, describe(new)).free(row[None], describe(row[None]).keys).all():
+                break
         _record_origin(study, trial, origin)
-        parameters = space.parameters(row[None])[0]
-        space.check(parameters)
         return parameters
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """A uniform value for a parameter outside the joint space; its generator also depends on the name."""
-        count = sum(t.number < trial.number for t in other_trials(study, trial))
+        count = _earlier(other_trials(study, trial), trial)
         seed = np.random.SeedSequence([self._seed, count, crc32(param_name.encode())]).generate_state(1)[0]
         _record_origin(study, trial, "random")
         return RandomSampler(seed=int(seed)).sample_independent(study, trial, param_name, param_distribution)
 
+    def _propose(
+        self,
+        study: Study,
+        units: Floats,
+        seen: Sequence[FrozenTrial],
+        count: int,
+        describe: "_Describer",
+        rng: np.random.Generator,
+        *,
+        explore: bool,
+    ) -> tuple[Floats, str]:
+        """Snapped units (d,) for a trial with `count` earlier ones, given the trials seen, and their origin."""
+        described = describe(units)
+        pending = [i for i, t in enumerate(seen) if not t.state.is_finished()]
+        taken = Taken(frozenset(described.keys), units[pending], described.take(pending))
+        usable = [i for i, t in enumerate(seen) if t.state == TrialState.COMPLETE and np.isfinite(t.values).all()]
+        if len(usable) < self._n_startup_trials:
+            return self._startup(describe, taken, count, rng)
+        observed = self._observe(study, described.take(usable), units[usable], [seen[i] for i in usable])
+        return self._proposer.propose(observed, describe, taken, describe.space.box, rng, explore=explore)
+
     def _startup(
-        self, space: Space, describe: "_Describer", tried: set[bytes], count: int, rng: np.random.Generator
+        self, describe: "_Describer", taken: Taken, count: int, rng: np.random.Generator
     ) -> tuple[Floats, str]:
         """The next untried row of the Latin hypercube, which depends on the seed only; else a random one."""
-        design = space.box.latin_hypercube(self._n_startup_trials, np.random.default_rng(self._seed))
+        box = describe.space.box
+        design = box.latin_hypercube(self._n_startup_trials, np.random.default_rng(self._seed))
         design = np.roll(design, -count, axis=0)
-        for row, key in zip(design, describe(design).keys, strict=True):
-            if key not in tried:
-                return row, "lhs"
-        return self._proposer.untried(describe, tried, space.box, rng), "random"
+        free = np.flatnonzero(taken.free(design, describe(design).keys))
+        if len(free):
+            return design[free[0]], "lhs"
+        return self._proposer.untried(describe, taken, box, rng), "random"
 
     def _observe(
         self, study: Study, description: Description, units: Floats, trials: Sequence[FrozenTrial]
@@ -140,11 +173,12 @@ class MosaicSampler(BaseSampler):
         """The usable trials as arrays in an order that does not depend on their numbers."""
         values = losses([t.values for t in trials], [d.name.lower() for d in study.directions])
         signal = np.array([_number(t.user_attrs.get(self._signal or "")) for t in trials])
-        order = np.lexsort((signal, *values.T, *units.T, *description.features.T))
-        smooth = np.where(np.isfinite(signal).all(), signal, -values[:, -1])[order]
+        violation = np.array([sum(max(0.0, c) for c in t.constraints.values()) for t in trials])
+        order = np.lexsort((signal, violation, *values.T, *units.T, *description.features.T))
+        smooth = signal[order] if np.isfinite(signal).all() else None
         if self._signal is not None:
             values[:, -1] = break_ties(values[:, -1], signal)
-        return Observations(units[order], description.features[order], values[order], smooth)
+        return Observations(units[order], description.features[order], values[order], smooth, violation[order])
 
 
 class _Describer:
@@ -153,18 +187,18 @@ class _Describer:
     def __init__(
         self, space: Space, decode: Decode | None, known_objective: KnownObjective | None, sign: float
     ) -> None:
-        self._space, self._decode, self._known_objective, self._sign = space, decode, known_objective, sign
+        self.space, self._decode, self._known_objective, self._sign = space, decode, known_objective, sign
         self._memory: dict[bytes, tuple[Floats, float]] = {}
 
     def __call__(self, units: Floats) -> Description:
         """Description of snapped units (n, d); the known loss, if any, is also the last feature."""
         keys = _keys(units)
         if self._decode is None and self._known_objective is None:
-            return Description(self._space.box.features(units), keys, None)
+            return Description(self.space.box.features(units), keys, None)
         self._remember(keys, units)
         vectors = np.array([self._memory[key][0] for key in keys])
         known = np.array([self._memory[key][1] for key in keys])
-        features = self._space.box.features(units) if self._decode is None else vectors
+        features = self.space.box.features(units) if self._decode is None else vectors
         if self._decode is not None:
             keys = _keys(vectors)
         if self._known_objective is None:
@@ -173,7 +207,7 @@ class _Describer:
 
     def _remember(self, keys: Sequence[bytes], units: Floats) -> None:
         new = {key: i for i, key in enumerate(keys) if key not in self._memory}
-        parameters = self._space.parameters(units[list(new.values())])
+        parameters = self.space.parameters(units[list(new.values())])
         for key, configuration in zip(new, parameters, strict=True):
             vector = np.empty(0) if self._decode is None else self._decode(configuration)
             known = 0.0 if self._known_objective is None else self._sign * self._known_objective(configuration)
@@ -194,12 +228,18 @@ def other_trials(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
     return [t for t in trials if t.number != trial.number and not t.user_attrs.get("interrupted")]
 
 
+def _earlier(trials: Sequence[FrozenTrial], trial: FrozenTrial) -> int:
+    """How many of the other trials were begun before this one."""
+    return sum(t.number < trial.number for t in trials)
+
+
 def _stored(space: Space, trials: Sequence[FrozenTrial]) -> tuple[Floats, list[FrozenTrial]]:
     """Units (n, d) of the trials that lie wholly in the space, and these trials.
 
-    An enqueued trial that has not set its parameters yet counts with those it was given.
+    A trial that has not set its parameters yet counts with those it was given.
     """
-    units, kept = space.units([{**t.system_attrs.get("fixed_params", {}), **t.params} for t in trials])
+    given = [{**t.system_attrs.get(CLAIM, {}), **t.system_attrs.get("fixed_params", {})} for t in trials]
+    units, kept = space.units([{**known, **t.params} for known, t in zip(given, trials, strict=True)])
     return units, [trials[i] for i in kept]
 
 

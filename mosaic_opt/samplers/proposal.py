@@ -1,7 +1,8 @@
 """The next configuration from the observations so far: classifier, then evolution (pure arrays)."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -9,17 +10,20 @@ import numpy.typing as npt
 from .box import Box
 from .classifier import Classifier
 from .evolution import maximise
-from .labels import good
+from .labels import good, ranks
 from .pareto import shells
 from .surrogate import Surrogate, knapsack_path
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 # width of the gaps beyond a front's ends, as a share of the first loss's range
 REACH = 0.1
 # most levels a parameter may have for a knapsack path
 PATH_LEVELS = 64
+# configurations whose units differ by less, on average over the columns, are nearly the same
+NEAR = 0.02
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Description:
     keys: list[bytes]
     known: Floats | None
 
+    def take(self, index: Sequence[int] | Ints) -> "Description":
+        """The configurations of these indices."""
+        known = None if self.known is None else self.known[index]
+        return Description(self.features[index], [self.keys[i] for i in index], known)
+
 
 Describe = Callable[[Floats], Description]
 
@@ -38,17 +47,50 @@ Describe = Callable[[Floats], Description]
 class Observations:
     """Finished trials in canonical order: units (n, d), features (n, k), losses (n, m), all minimised.
 
-    signal (n,), higher is better, stands beside the last loss.
+    signal (n,), higher is better, stands beside the last loss (None: there is none); violation (n,) of the
+    constraints, 0 = feasible.
     """
 
     units: Floats
     features: Floats
     losses: Floats
-    signal: Floats
+    signal: Floats | None
+    violation: Floats
 
     def take(self, index: Ints) -> "Observations":
         """The observations of these indices."""
-        return Observations(self.units[index], self.features[index], self.losses[index], self.signal[index])
+        signal = None if self.signal is None else self.signal[index]
+        return Observations(
+            self.units[index], self.features[index], self.losses[index], signal, self.violation[index]
+        )
+
+    @cached_property
+    def ranks(self) -> Ints:
+        """Rank (n,): 0 = the front, those that violate a constraint last."""
+        return ranks(self.losses, self.violation)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What shall not be proposed: keys of stored configurations, neighbourhoods of the pending ones.
+
+    pending: snapped units (p, d) of what is under evaluation or waits for it; description: of the same.
+    """
+
+    keys: frozenset[bytes]
+    pending: Floats
+    description: Description
+
+    @classmethod
+    def of(cls, units: Floats, description: Description) -> "Taken":
+        """Nothing stored, all of these pending."""
+        return cls(frozenset(description.keys), units, description)
+
+    def free(self, units: Floats, keys: Sequence[bytes]) -> Bools:
+        """Which of units (n, d) with these keys are neither stored nor nearly pending."""
+        untried = np.array([key not in self.keys for key in keys], dtype=bool)
+        apart = np.abs(units[:, None] - self.pending[None]).mean(axis=2)
+        return untried & (apart >= NEAR).all(axis=1)
 
 
 @dataclass(frozen=True)
@@ -89,28 +131,33 @@ class Proposer:
         self,
         observations: Observations,
         describe: Describe,
-        tried: Collection[bytes],
+        taken: Taken,
         box: Box,
         rng: np.random.Generator,
+        *,
+        explore: bool = False,
     ) -> tuple[Floats, str]:
-        """Snapped units (d,) of the next configuration and its origin: "surrogate", "classifier" or "random"."""
-        front = np.flatnonzero(shells(observations.losses) == 0)
-        if rng.random() >= self._exploration:
+        """Snapped units (d,) of the next configuration and its origin: "surrogate", "classifier" or "random".
+
+        explore: random in any case.
+        """
+        front = np.flatnonzero(observations.ranks == 0)
+        if rng.random() >= self._exploration and not explore:
             if rng.random() < self._structured:
-                row = _by_surrogate(observations, front, describe, tried, box, rng)
+                row = _by_surrogate(observations, front, describe, taken, box, rng)
                 if row is not None:
                     return row, "surrogate"
-            row = self._guided(observations, front, describe, tried, box, rng)
+            row = self._guided(observations, front, describe, taken, box, rng)
             if row is not None:
                 return row, "classifier"
         mutated = rng.random() < 0.5
         parents = observations.units[rng.choice(front, 16)] if mutated else np.empty((0, box.dimension))
-        return self.untried(describe, tried, box, rng, parents), "random"
+        return self.untried(describe, taken, box, rng, parents), "random"
 
     def untried(
         self,
         describe: Describe,
-        tried: Collection[bytes],
+        taken: Taken,
         box: Box,
         rng: np.random.Generator,
         parents: Floats | None = None,
@@ -119,7 +166,7 @@ class Proposer:
         fresh = box.grid()[rng.permutation(int(box.size))] if box.size <= 1024 else box.sample(256, rng)
         if parents is not None and len(parents):
             fresh = np.concatenate([box.mutate(parents, rng), fresh])
-        row = _first_untried(fresh, describe, tried)
+        row = _first_untried(fresh, describe, taken)
         return fresh[-1] if row is None else row
 
     def _guided(
@@ -127,13 +174,15 @@ class Proposer:
         observations: Observations,
         front: Ints,
         describe: Describe,
-        tried: Collection[bytes],
+        taken: Taken,
         box: Box,
         rng: np.random.Generator,
     ) -> Floats | None:
         """The untried configuration of the highest P(good) that the evolution met, or None."""
         learned, labels = _training_set(observations, self._n_observations)
-        classifier = Classifier(seed=int(rng.integers(2**31))).fit(learned.features, labels)
+        features = np.concatenate([learned.features, taken.description.features])
+        labels = np.append(labels, np.zeros(len(taken.pending), dtype=bool))
+        classifier = Classifier(seed=int(rng.integers(2**31))).fit(features, labels)
         target = _target(observations.losses, front, _bounds(observations, describe, box), rng)
 
         def probability(units: Floats) -> Floats:
@@ -144,14 +193,14 @@ class Proposer:
         parents = observations.units[target.parents[rng.integers(len(target.parents), size=count)]]
         initial = np.concatenate([box.mutate(parents, rng), box.sample(self._n_candidates // 8, rng)])
         points, _ = maximise(probability, box, initial, rng, generations=self._n_generations)
-        return _first_untried(points, describe, tried)
+        return _first_untried(points, describe, taken)
 
 
 def _by_surrogate(
     observations: Observations,
     front: Ints,
     describe: Describe,
-    tried: Collection[bytes],
+    taken: Taken,
     box: Box,
     rng: np.random.Generator,
 ) -> Floats | None:
@@ -168,18 +217,26 @@ def _by_surrogate(
     units = (knapsack_path(surrogate.gains(table), table) + 0.5) / box.levels
     units = box.snap(units)
     description = describe(units)
-    fresh = [i for i, key in enumerate(description.keys) if key not in tried]
-    if not fresh:
+    free = taken.free(units, description.keys)
+    feasible = observations.violation <= 0
+    if not feasible.all():
+        judge = Classifier(seed=int(rng.integers(2**31))).fit(observations.features, feasible)
+        free &= judge.predict_proba(description.features) >= 0.5
+    fresh = np.flatnonzero(free)
+    if not len(fresh):
         return None
-    assert description.known is not None
-    numbers = description.features[fresh, :d]
+
+    def believed(rows: Description) -> Floats:
+        assert rows.known is not None
+        return np.column_stack([rows.known, -surrogate.score(rows.features[:, :d])])
+
     gained = _gain(
-        observations.losses[front],
-        np.column_stack([description.known[fresh], -surrogate.score(numbers)]),
+        np.concatenate([observations.losses[front], believed(taken.description)]),
+        believed(description.take(fresh)),
         (_bounds(observations, describe, box)[1], float(observations.losses[:, 1].max())),
     )
     # equal gains (often none): the likeliest to raise the score above what it is there
-    order = np.lexsort((surrogate.signal(numbers), gained))
+    order = np.lexsort((surrogate.signal(description.features[fresh, :d]), gained))
     return np.asarray(units[fresh[order[-1]]])
 
 
@@ -199,8 +256,9 @@ def _table(observations: Observations, describe: Describe, box: Box) -> Floats |
 
 
 def _gain(front: Floats, points: Floats, reference: tuple[float, float]) -> Floats:
-    """Hypervolume (k,) that each of points (k, 2) would add to a front (n, 2), up to a reference."""
-    first, second = front[np.lexsort(front.T[::-1])].T
+    """Hypervolume (k,) that each of points (k, 2) would add to other points (n, 2), up to a reference."""
+    front = np.unique(front[shells(front) == 0], axis=0)
+    first, second = front.T
     left = np.concatenate([[-np.inf], first])
     right = np.concatenate([first, [reference[0]]])
     height = np.concatenate([[reference[1]], second])
@@ -212,11 +270,11 @@ def _training_set(observations: Observations, limit: int) -> tuple[Observations,
     """At most `limit` observations, their labels: the best third of the limit, the rest evenly by shell."""
     count = len(observations.losses)
     if count <= limit:
-        return observations, good(observations.losses)
-    labels = good(observations.losses, share=limit / 3 / count)
+        return observations, good(observations.losses, observations.violation)
+    labels = good(observations.losses, observations.violation, share=limit / 3 / count)
     positive = np.flatnonzero(labels)[: limit // 2]
     rest = np.flatnonzero(~labels)
-    rest = rest[np.argsort(shells(observations.losses[rest]), kind="stable")]
+    rest = rest[np.argsort(observations.ranks[rest], kind="stable")]
     rest = rest[np.linspace(0, len(rest) - 1, min(len(rest), limit - len(positive))).astype(int)]
     kept = np.sort(np.concatenate([positive, rest]))
     return observations.take(kept), labels[kept]
@@ -266,11 +324,15 @@ def _distance(known: Floats | None, interval: tuple[float, float] | None) -> Flo
     return np.maximum(0.0, np.maximum(low - known, known - high)) / (high - low)
 
 
-def _first_untried(units: Floats, describe: Describe, tried: Collection[bytes]) -> Floats | None:
-    """First row of units (n, d) whose key was not tried; described in blocks, as decoding costs."""
+def _first_untried(units: Floats, describe: Describe, taken: Taken) -> Floats | None:
+    """First free row of units (n, d), else the first that is untried; described in blocks, as decoding costs."""
+    untried: Floats | None = None
     for start in range(0, len(units), 64):
         block = units[start : start + 64]
-        for row, key in zip(block, describe(block).keys, strict=True):
-            if key not in tried:
-                return row
-    return None
+        keys = describe(block).keys
+        free = np.flatnonzero(taken.free(block, keys))
+        if len(free):
+            return block[free[0]]
+        if untried is None:
+            untried = next((row for row, key in zip(block, keys, strict=True) if key not in taken.keys), None)
+    return untried

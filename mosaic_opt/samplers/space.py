@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.search_space import intersection_search_space
+from optuna.trial import FrozenTrial
 
 from .box import Box
 
@@ -68,6 +70,16 @@ class Space:
         for name, distribution in self.distributions.items():
             if not distribution._contains(distribution.to_internal_repr(parameters[name])):
                 raise RuntimeError(f"{name} must lie in {distribution}, the sampler made {parameters[name]!r}")
+
+
+def shared_space(trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
+    """What all trials have in common, by name; as Optuna's intersection, at once where all have the same space."""
+    if not trials:
+        return {}
+    first = {name: (type(d), vars(d)) for name, d in trials[0].distributions.items()}
+    if all({name: (type(d), vars(d)) for name, d in t.distributions.items()} == first for t in trials):
+        return dict(sorted(trials[0].distributions.items()))
+    return intersection_search_space(list(trials))
 
 
 def _bounds(name: str, distribution: BaseDistribution) -> tuple[float, float, float, bool, bool]:

@@ -1,8 +1,11 @@
 """A structured surrogate: each parameter adds a rising, saturating term to the signal, and the score follows it.
 
 Where a study stores a smooth signal beside its score (the log-likelihood of the reference answers, say), effects
-of single parameters add up in the signal even where the score needs several of them at once.
+of single parameters add up in the signal even where the score needs several of them at once. Where it stores none,
+the score itself is the signal, on the scale on which its effects add up best.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 SCALES = (0.06, 0.2, 0.6)  # where terms saturate, in shares of the largest number
 RIDGE = 1e-3  # penalty, relative to the mean column's weight
+CEILINGS = (0.03, 0.1, 0.3, 1.0)  # how far above the best score, in ranges of the score, it may saturate
 
 
 class Surrogate:
@@ -22,25 +26,31 @@ class Surrogate:
 
     Args:
         numbers: (n, d) what the parameters stand for, >= 0.
-        signal: (n,) higher is better.
+        signal: (n,) higher is better; None: the score, either as it is or as the negative logarithm of its distance
+            to a ceiling, whichever the terms fit best (profile likelihood; Box and Cox 1964).
         score: (n,) higher is better.
         weights: (n,) >= 0, of the observations.
     """
 
-    def __init__(self, numbers: Floats, signal: Floats, score: Floats, weights: Floats) -> None:
+    def __init__(self, numbers: Floats, signal: Floats | None, score: Floats, weights: Floats) -> None:
         self._largest = max(float(numbers.max()), 1e-300)
         terms = self._terms(numbers)
         weights = weights / weights.sum()
         self._middle = weights @ terms
-        centre = float(weights @ signal)
         root = np.sqrt(weights)[:, None]
         design = root * (terms - self._middle)
         gram = design.T @ design
         gram[np.diag_indices_from(gram)] += RIDGE * gram.diagonal().mean() + 1e-12
         lower = np.linalg.cholesky(gram)
-        target = np.linalg.solve(lower, design.T @ (root[:, 0] * (signal - centre)))
-        self._weights, _ = nnls(lower.T, target)
-        self._constant = centre
+        best = -np.inf
+        for target, log_slope in _scales(score) if signal is None else [(signal, np.zeros(1))]:
+            centre = float(weights @ target)
+            centred = root[:, 0] * (target - centre)
+            found, _ = nnls(lower.T, np.linalg.solve(lower, design.T @ centred))
+            residual = float(((centred - design @ found) ** 2).sum())
+            likelihood = float((weights * log_slope).sum()) - 0.5 * np.log(residual + 1e-300)
+            if likelihood > best:
+                best, self._constant, self._weights = likelihood, centre, found
         self._score = IsotonicRegression(out_of_bounds="clip").fit(self.signal(numbers), score, sample_weight=weights)
 
     def signal(self, numbers: Floats) -> Floats:
@@ -49,7 +59,7 @@ class Surrogate:
 
     def score(self, numbers: Floats) -> Floats:
         """Predicted score (n,) of numbers (n, d)."""
-        return np.asarray(self._score.predict(self.signal(numbers)))
+        return np.asarray(self._score.predict(self.signal(numbers))) if len(numbers) else np.empty(0)
 
     def gains(self, table: Floats) -> Floats:
         """What each parameter adds at each of its numbers: (d, levels) of a table (d, levels)."""
@@ -57,11 +67,20 @@ class Surrogate:
 
     def _terms(self, numbers: Floats) -> Floats:
         """One row an observation, the terms of all parameters in it."""
-        return self._saturation(numbers).reshape(len(numbers), -1)
+        return self._saturation(numbers).reshape(len(numbers), numbers.shape[1] * len(SCALES))
 
     def _saturation(self, numbers: Floats) -> Floats:
         """How far each number is served on each scale, 0 to 1: one axis more, the scales."""
         return 1 - np.exp(-numbers[..., None] / (self._largest * np.array(SCALES)))
+
+
+def _scales(score: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """The score on several scales, and the logarithm of each scale's slope at each score (n,)."""
+    yield score, np.zeros(len(score))
+    span = np.ptp(score)
+    for ceiling in CEILINGS if span > 0 else ():
+        distance = score.max() + ceiling * span - score
+        yield -np.log(distance), -np.log(distance)
 
 
 def knapsack_path(gains: Floats, costs: Floats) -> npt.NDArray[np.int64]:

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mosaic_opt.samplers.labels import break_ties, good
+from mosaic_opt.samplers.labels import break_ties, good, ranks
 from mosaic_opt.samplers.pareto import shells
 
 
@@ -40,3 +42,43 @@ def test_signal_orders_equal_scores_and_nothing_else():
     finer = break_ties(score, signal)
     assert np.argsort(finer).tolist() == [1, 2, 0, 3, 4]
     assert np.all(np.abs(finer - score) < 1)
+
+
+def slow_ranks(losses, violation):
+    """Shells of the feasible one after the other; then the infeasible, the least violation first."""
+    ranked, rank = [None] * len(losses), 0
+    left = [i for i in range(len(losses)) if violation[i] <= 0]
+    while left:
+        shell = [
+            i for i in left if not any((losses[j] <= losses[i]).all() and (losses[j] < losses[i]).any() for j in left)
+        ]
+        for i in shell:
+            ranked[i] = rank
+        left, rank = [i for i in left if i not in shell], rank + 1
+    for bound in sorted({v for v in violation if v > 0}):
+        for i in np.flatnonzero(violation == bound):
+            ranked[i] = rank
+        rank += 1
+    return ranked
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(0, 15), objectives=st.integers(1, 3))
+def test_ranks_agree_with_their_definition(seed, count, objectives):
+    rng = np.random.default_rng(seed)
+    losses = rng.integers(0, 4, (count, objectives)).astype(float)
+    violation = rng.choice([0.0, 0.0, 0.5, 1e-9, np.inf], count)
+    assert ranks(losses, violation).tolist() == slow_ranks(losses, violation)
+
+
+@given(seed=st.integers(0, 10**6), objectives=st.integers(1, 3))
+def test_no_infeasible_observation_is_good_before_a_feasible_one(seed, objectives):
+    rng = np.random.default_rng(seed)
+    losses = rng.random((30, objectives))
+    violation = np.where(rng.random(30) < rng.random(), rng.integers(1, 4, 30), 0).astype(float)
+    labels = good(losses - 9 * violation[:, None], violation)
+    assert labels.sum() >= 10
+    if (violation == 0).sum() >= 10:
+        assert (violation[labels] == 0).all()
+    else:
+        assert labels[violation == 0].all()
+        assert violation[labels].max() <= violation[~labels].min()

@@ -14,6 +14,7 @@ from optuna.trial import TrialState, create_trial
 from mosaic_opt.samplers import MosaicSampler
 from mosaic_opt.samplers.pareto import hypervolume_2d
 from mosaic_opt.samplers.space import Space
+from tests.samplers import layers
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -384,3 +385,144 @@ def test_a_proposal_is_cheap(trials, limit):
         sampler.sample_relative(study, trial, space)
         seconds.append(time.process_time() - start)
     assert min(seconds) < limit
+
+
+@pytest.mark.parametrize("count", [1, 80])
+@pytest.mark.parametrize(
+    "kind",
+    ["plain", "infinite scores", "failing", "equal scores", "some signals", "no signals", "nan signals", "swapped"],
+)
+def test_the_surrogates_way_holds_for_odd_studies(kind, count):
+    """decode, known objective and signal given; odd results before and during the search."""
+    space = layers.space(count)
+    directions = ("maximize", "minimize") if kind == "swapped" else ("minimize", "maximize")
+    study = layers.study(space, directions=directions, n_startup_trials=4)
+    layers.fill(study, space, 6)
+    origins = set()
+    for i in range(8):
+        trial = study.ask(space)
+        assert all(space[name]._contains(value) for name, value in trial.params.items())
+        origins.add(study.trials[-1].user_attrs["origin"])
+        if kind not in ("no signals", "nan signals") and (kind != "some signals" or i % 2):
+            trial.set_user_attr("likelihood", layers.likelihood(trial.params))
+        if kind == "nan signals":
+            trial.set_user_attr("likelihood", float("nan"))
+        score = {"equal scores": 0.5, "infinite scores": float("inf")}.get(kind, layers.score(trial.params))
+        if kind == "failing" and i % 2:
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            study.tell(trial, [layers.mean_budget(trial.params), score])
+    assert "surrogate" in origins or count == 1
+    if count > 1:
+        assert len({tuple(t.params.values()) for t in study.trials}) == 14
+        assert len({layers.mean_budget(t.params) for t in study.trials[6:]}) >= 4
+
+
+@pytest.mark.parametrize("likely", [0.5, float("nan")])
+def test_scores_that_all_agree_leave_the_surrogate_something_to_propose(likely):
+    space = layers.space(12)
+    study = layers.study(space, exploration=0.0, structured=1.0)
+    study.add_trials(
+        layers.finished(p, space, values=[layers.mean_budget(p), 0.5], likely=likely)
+        for p in layers.configurations(space, 20)
+    )
+    proposals = [study.ask(space).params for _ in range(5)]
+    assert layers.apart(space, proposals) > 0
+
+
+def test_every_origin_copes_with_a_single_level():
+    space = {f"layer_{i}": IntDistribution(0, 0) for i in range(3)}
+    for structured in (0.0, 1.0):
+        study = layers.study(space, n_startup_trials=1, structured=structured)
+        for _ in range(3):
+            trial = study.ask(space)
+            trial.set_user_attr("likelihood", 1.0)
+            study.tell(trial, [32.0, 1.0])
+            assert trial.params == dict.fromkeys(space, 0)
+
+
+def test_the_surrogate_finds_which_layers_matter():
+    """Only the first four of 20 layers count: what it proposes gives them more than the others."""
+    space = layers.space(20)
+
+    def likelihood(parameters):
+        return float(np.sqrt(layers.decode(parameters)[:4]).sum())
+
+    study = layers.study(space, exploration=0.0, structured=1.0)
+    study.add_trials(
+        layers.finished(p, space, values=[layers.mean_budget(p), round(likelihood(p))], likely=likelihood(p))
+        for p in layers.configurations(space, 60)
+    )
+    proposals = np.array([list(study.ask(space).params.values()) for _ in range(6)])
+    assert (proposals[:, :4].mean(axis=1) > proposals[:, 4:].mean(axis=1) + 1).all()
+
+
+def test_a_known_objective_to_be_maximised_is_turned_once():
+    """The same study with the first objective negated and maximised: the same proposals."""
+    space = layers.space(12)
+    for structured in (0.0, 1.0):
+        proposals = []
+        for sign, direction in ((1, "minimize"), (-1, "maximize")):
+            study = layers.study(
+                space,
+                directions=(direction, "maximize"),
+                known_objective=lambda p, sign=sign: sign * layers.mean_budget(p),
+                exploration=0.0,
+                structured=structured,
+            )
+            study.add_trials(
+                layers.finished(p, space, values=[sign * layers.mean_budget(p), layers.score(p)])
+                for p in layers.configurations(space, 30)
+            )
+            proposals.append(study.ask(space).params)
+        assert proposals[0] == proposals[1]
+
+
+def test_a_proposal_after_5000_trials_is_cheap():
+    space = layers.space(30)
+    study = layers.study(space, exploration=0.0)
+    study.add_trials(
+        layers.finished(p, space, values=[layers.mean_budget(p), 0.5], likely=float(i))
+        for i, p in enumerate(layers.configurations(space, 5000))
+    )
+    seconds = {}
+    for _ in range(8):
+        trial = study._storage.get_trial(study._storage.create_new_trial(study._study_id))
+        start = time.process_time()
+        study.sampler.sample_relative(study, trial, space)
+        taken = time.process_time() - start
+        origin = study._storage.get_trial(trial._trial_id).user_attrs["origin"]
+        seconds[origin] = min(seconds.get(origin, np.inf), taken)
+    assert seconds.keys() == {"surrogate", "classifier"}
+    assert max(seconds.values()) < 2
+
+
+# one process of a study as a search makes it; arguments: the database, the number of trials to add
+SEARCH = """
+import json, sys
+import optuna
+from tests.samplers import layers
+space = layers.space(4)
+study = optuna.create_study(storage=layers.storage(sys.argv[1]), study_name="s", load_if_exists=True,
+                            directions=["minimize", "maximize"],
+                            sampler=layers.sampler(space, seed=3, n_startup_trials=6))
+def objective(trial):
+    parameters = {name: trial.suggest_int(name, d.low, d.high) for name, d in space.items()}
+    trial.set_user_attr("likelihood", layers.likelihood(parameters))
+    return layers.mean_budget(parameters), layers.score(parameters)
+study.optimize(objective, n_trials=int(sys.argv[2]))
+print(json.dumps([[t.params, t.values, t.user_attrs] for t in study.trials], sort_keys=True))
+"""
+
+
+def test_a_resumed_database_goes_on_as_if_it_had_not_stopped(tmp_path):
+    def process(name, count, hash_seed):
+        command = [sys.executable, "-c", SEARCH, str(tmp_path / name), str(count)]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[2])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    whole = process("whole.db", 20, "1")
+    assert process("halves.db", 10, "2") == whole[:10]
+    assert process("halves.db", 10, "3") == whole
+    assert {attributes["origin"] for *_, attributes in whole} >= {"lhs", "surrogate", "classifier"}

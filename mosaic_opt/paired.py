@@ -1,0 +1,57 @@
+"""Two allocations on the same examples: differences shrunk against the winner's curse, and hopeless candidates.
+
+Examples differ far more in difficulty than good allocations do, so scores are compared example by example.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+HOPELESS = 2.5  # standard errors by which a candidate must be out of reach
+
+
+def shrunk(scores: npt.ArrayLike, reference: npt.ArrayLike) -> Floats:
+    """Expected true gains (k,) of candidates over a reference, given their scores on the same examples.
+
+    The best of several noisy means is too good on average. The mean gain of all candidates is kept as it is, since
+    nothing was chosen there; each candidate's deviation from it, paired too, is drawn to zero, the more the noisier
+    it is beside the spread of the candidates (empirical Bayes, Efron and Morris 1975; spread by the method of
+    moments, DerSimonian and Laird 1986).
+
+    Args:
+        scores: (k, n) of k candidates on n examples.
+        reference: (n,) of the reference on the same examples.
+    """
+    measured = np.asarray(scores, dtype=float)
+    if measured.ndim != 2 or not measured.size:
+        raise ValueError(f"scores must have shape (candidates, examples), both at least 1; got {measured.shape}")
+    k, n = measured.shape
+    all_gained = float((measured - np.asarray(reference, dtype=float)).mean())
+    deviations = measured - measured.mean(axis=0)
+    means = deviations.mean(axis=1)
+    if n == 1 or not deviations.any():
+        return all_gained + means
+    noise = deviations.var(axis=1, ddof=1)
+    error = (noise * (n - 1) + noise.mean()) / n / n  # every candidate borrows one example's worth of variance
+    spread = max(0.0, float((means @ means - error.sum() * (k - 1) / k) / (k - 1)))
+    return np.asarray(all_gained + means * spread / (spread + error))
+
+
+def hopeless(scores: npt.ArrayLike, rival: npt.ArrayLike, examples: int) -> bool:
+    """Whether a candidate, judged by its first examples, will almost surely end below a rival.
+
+    The rest is predicted from the differences so far with one further, undecided example (difference 0, variance
+    1) for caution; out of reach means by HOPELESS standard errors.
+
+    Args:
+        scores: (m,) of the candidate on the first examples.
+        rival: (m,) of the rival on the same.
+        examples: number of all examples, at least m.
+    """
+    differences = np.asarray(scores, dtype=float) - np.asarray(rival, dtype=float)
+    m, left = len(differences), examples - len(differences)
+    mean = differences.sum() / (m + 1)
+    variance = (((differences - mean) ** 2).sum() + 1) / (m + 1)
+    error = np.sqrt(variance * left * (1 + left / (m + 1)))
+    return bool(differences.sum() + left * mean + HOPELESS * error < 0)
