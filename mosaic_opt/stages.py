@@ -486,9 +486,8 @@ def front_of(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
     distinct = list({tuple(trial.user_attrs["budgets"]): trial for trial in trials}.values())
     if not distinct:
         return []
-    order = sorted(distinct, key=_by_score)
-    rank = {trial.number: position for position, trial in enumerate(order)}
-    points = np.array([[trial.values[0], -rank[trial.number]] for trial in distinct], dtype=float)
+    rank = {key: position for position, key in enumerate(sorted({_by_score(trial) for trial in distinct}))}
+    points = np.array([[trial.values[0], -rank[_by_score(trial)]] for trial in distinct], dtype=float)
     front = [trial for trial, shell in zip(distinct, shells(points), strict=True) if shell == 0]
     return sorted(front, key=lambda trial: trial.values[0])
 

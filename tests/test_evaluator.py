@@ -126,6 +126,20 @@ def test_log_likelihood_is_that_of_the_best_reference(byte_tokenizer):
         assert found == pytest.approx(max(expected), abs=1e-4)
 
 
+def test_scores_are_told_between_batches_and_a_measurement_can_be_ended(byte_tokenizer):
+    model = tiny_llama(dtype=torch.float64)
+    evaluator, told = make(model, byte_tokenizer, batch_size=2), []
+    allocation = Allocation([9, 30, 12, 50])
+    measured = evaluator.evaluate(allocation, after_batch=lambda scores: told.append(dict(scores)))
+    assert measured.scores == evaluator.evaluate(allocation).scores
+    assert len(told) == (len(evaluator.examples) - 1) // 2
+    assert [len(scores) for scores in told] == [2 * batch for batch in range(1, len(told) + 1)]
+    assert all(measured.scores[index] == score for scores in told for index, score in scores.items())
+    with pytest.raises(TimeoutError):
+        evaluator.evaluate(allocation, after_batch=lambda scores: (_ for _ in ()).throw(TimeoutError))
+    assert evaluator.evaluate(allocation).scores == measured.scores
+
+
 def test_smollm2_tokens_are_those_of_the_live_model(smollm2, tmp_path):
     source, model = smollm2
     task = Needle(name="niah_single_2", haystack="essay", keys=1, tokens=400)

@@ -25,6 +25,7 @@ def test_front_keeps_each_allocation_once_and_tells_ties_apart_by_likelihood():
         trial(3, [30, 10], 0.9),
         trial(4, [10, 10], 0.2),
         trial(5, [40, 40], 0.8),  # dominated
+        trial(6, [25, 25], 0.9),  # as good as number 3 in both, and dearer
     ]
     budgets = [member.user_attrs["budgets"] for member in front_of(trials)]
     assert budgets == [[10, 10], [15, 15], [30, 10]]

@@ -7,6 +7,7 @@ from optuna.trial import TrialState
 from mosaic_opt.allocation import Allocation
 from mosaic_opt.evaluator import Measurement
 from mosaic_opt.objective import LevelObjective, WeightObjective, parameter_names
+from mosaic_opt.stages import front_of
 from mosaic_opt.study import (
     FingerprintMismatch,
     Measured,
@@ -172,6 +173,42 @@ def test_an_imported_infeasible_trial_is_not_the_best(storage):
     imported.set_constraint("mean_budget", 15.0)
     study.tell(imported, 0.99)
     assert study.best_trial.number != imported.number
+
+
+def measure_in_two_batches(allocation, complete=False, after_batch=None):
+    """16 examples, 8 at a time: all right where the last layer has 16 or more, else all wrong."""
+    right = float(allocation.budgets[-1] >= 16)
+    if after_batch is not None:
+        after_batch(dict.fromkeys(range(8), right))
+    return Measurement((right,) * 16, (-1.0,) * 16, ("",) * 16, allocation.mean, allocation.mean, 100, 0.1)
+
+
+def test_a_raced_trial_is_pruned_counts_and_has_no_score(storage):
+    objective = LevelObjective(levels=(8, 16, 32), measure=measure_in_two_batches, layers=3, race=True)
+    study = opened(storage, objective)
+    points = [(0, 0, 0), (0, 0, 1), (2, 2, 0), (2, 0, 0), (1, 1, 1)]
+    run_trials(study, objective, total=5, design=[("x", objective.encode(p)) for p in points], after=lambda _: None)
+    cheap, best, *raced, late = study.get_trials(deepcopy=False)
+    assert (cheap.state, best.state, late.state) == (
+        TrialState.COMPLETE,
+    ) * 3  # nothing as cheap is better than `cheap`
+    for trial in raced:
+        assert trial.state == TrialState.PRUNED
+        assert trial.values is None
+        assert "score" not in trial.user_attrs
+        assert trial.user_attrs["raced_scores"] == {str(index): 0.0 for index in range(8)}
+        assert trial.user_attrs["raced_against"] == best.number
+    run_trials(study, objective, total=5, design=[], after=lambda _: None)
+    assert len(study.get_trials(deepcopy=False)) == 5
+    assert [trial.number for trial in front_of(completed(study))] == [0, 1]
+
+
+def test_without_racing_every_trial_is_measured_to_its_end(storage):
+    objective = LevelObjective(levels=(8, 16, 32), measure=measure_in_two_batches, layers=3)
+    study = opened(storage, objective)
+    points = [(0, 0, 1), (2, 2, 0)]
+    run_trials(study, objective, total=2, design=[("x", objective.encode(p)) for p in points], after=lambda _: None)
+    assert [trial.values for trial in study.get_trials(deepcopy=False)] == [[32 / 3, 1.0], [24.0, 0.0]]
 
 
 def test_measurements_are_stored_once(storage):

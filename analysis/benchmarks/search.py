@@ -3,11 +3,12 @@
     python analysis/benchmarks/search.py [--quick] [--problems synthetic real] [--samplers mosaic tpe ...]
         [--seeds 0 1 2] [--trials 200] [--results analysis/results/search.jsonl]
 
-Synthetic problems (additive and conjunctive, see synthetic.py): hypervolume of the true values of the observed front.
-Real ones (the embedded model; two needle tasks, SnapKV and H2O): hypervolume of the calibration front's scores on
-test examples. `--problems` takes words that a problem's name begins with or "real" or "synthetic". A run is one line of
-the results file: the hypervolume after some numbers of trials, the same of the observed values, and the median
-seconds of a proposal; runs that are there are not made again.
+Synthetic problems (additive and conjunctive, see synthetic.py): hypervolume of the true values of the observed
+front. Real ones (the embedded model; two needle tasks, SnapKV and H2O; 16 calibration and 48 test examples):
+hypervolume of the calibration front's scores on test examples. `--problems` takes words that a problem's name begins
+with, or "real" or "synthetic". A run is one line of the results file: that hypervolume after 50, 100 and 200 trials
+(synthetic: every 10), the one of the observed values after every 10, and the median seconds of a proposal. Runs that
+are there are not made again. search_report.py makes tables and a figure of the file.
 """
 
 import argparse
@@ -15,7 +16,6 @@ import json
 import statistics
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler, TPESampler
 from rivals import PymooSampler
+from search_report import CHECKS, volumes_table
 from synthetic import LAYERS, LEVELS, UNIT, Synthetic, hypervolume, initial_design
 
 from mosaic_opt import stages
@@ -38,7 +39,6 @@ from mosaic_opt.samplers.pareto import shells
 from mosaic_opt.study import completed
 from mosaic_opt.tasks import Needle
 
-CHECKS = (50, 100, 200)  # numbers of trials in the printed table
 REAL_LEVELS = (32, 64, 128, 192, 256, 384, 512)
 TASKS = {"niah_single_2": ("essay", 1), "niah_multikey_1": ("essay", 4)}
 METHODS = {"snapkv": SnapKV, "h2o": H2O}
@@ -214,26 +214,14 @@ def main() -> None:
                 if (name, sampler, seed, options.trials) in done:
                     continue
                 problem = problem or problems()[name]()
-                row = {"problem": name, "sampler": sampler, "seed": seed, "trials": options.trials}
-                rows.append(json.loads(json.dumps({**row, **run(problem, sampler, seed, options.trials, options.checks)})))
+                found = run(problem, sampler, seed, options.trials, options.checks)
+                run_of = {"problem": name, "sampler": sampler, "seed": seed, "trials": options.trials}
+                line = json.dumps({**run_of, **found})
                 with options.results.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
-                print(json.dumps(rows[-1]), flush=True)
-    print_means(rows)
-
-
-def print_means(rows: list[dict[str, Any]]) -> None:
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        groups[row["problem"], row["sampler"]].append(row)
-    print(
-        f"\n{'problem':<26} {'sampler':<14} seeds  " + "  ".join(f"{check:>6}" for check in CHECKS) + "  s/proposal"
-    )
-    for (problem, sampler), several in sorted(groups.items()):
-        means = [statistics.mean(r["hypervolume"].get(str(check), float("nan")) for r in several) for check in CHECKS]
-        seconds = statistics.median(r["proposal_seconds"] for r in several)
-        cells = "  ".join(f"{mean:6.4f}" for mean in means)
-        print(f"{problem:<26} {sampler:<14} {len(several):>5}  {cells}  {seconds:.3f}")
+                    file.write(line + "\n")
+                rows.append(json.loads(line))
+                print(line, flush=True)
+    print("\n".join(["", *volumes_table(rows)]))
 
 
 if __name__ == "__main__":

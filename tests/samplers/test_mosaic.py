@@ -387,7 +387,7 @@ def test_a_proposal_is_cheap(trials, limit):
     assert min(seconds) < limit
 
 
-@pytest.mark.parametrize("count", [1, 80])
+@pytest.mark.parametrize("count", [1, pytest.param(80, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "kind",
     ["plain", "infinite scores", "failing", "equal scores", "some signals", "no signals", "nan signals", "swapped"],
@@ -428,6 +428,13 @@ def test_scores_that_all_agree_leave_the_surrogate_something_to_propose(likely):
     )
     proposals = [study.ask(space).params for _ in range(5)]
     assert layers.apart(space, proposals) > 0
+
+
+def test_eighty_layers():
+    space = layers.space(80)
+    study = layers.study(space, n_startup_trials=4)
+    layers.fill(study, space, 6)
+    assert layers.apart(space, [study.ask(space).params for _ in range(4)]) > 0
 
 
 def test_every_origin_copes_with_a_single_level():
