@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow check bench bench-search clean
 
 demo: $(READY)
 	@$(BIN)/mosaic search
@@ -25,6 +25,11 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python analysis/benchmarks/trial_cost.py
 	$(BIN)/python analysis/benchmarks/scoring_cost.py
+
+bench-search: $(READY)
+	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"
+	$(BIN)/python analysis/benchmarks/search.py --quick
+	$(BIN)/python analysis/benchmarks/search_report.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info

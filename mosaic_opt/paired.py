@@ -15,9 +15,9 @@ def shrunk(scores: npt.ArrayLike, reference: npt.ArrayLike) -> Floats:
     """Expected true gains (k,) of candidates over a reference, given their scores on the same examples.
 
     The best of several noisy means is too good on average. The mean gain of all candidates is kept as it is, since
-    nothing was chosen there; each candidate's deviation from it, paired too, is drawn to zero, the more the noisier
-    it is beside the spread of the candidates (empirical Bayes, Efron and Morris 1975; spread by the method of
-    moments, DerSimonian and Laird 1986).
+    nothing was chosen there; the candidates' deviations from it, paired too, are drawn to zero, the more the noisier
+    they are beside their spread (empirical Bayes, Efron and Morris 1975; spread by the method of moments). One
+    share for all, so the order of the candidates stays that of their means.
 
     Args:
         scores: (k, n) of k candidates on n examples.
@@ -32,9 +32,8 @@ def shrunk(scores: npt.ArrayLike, reference: npt.ArrayLike) -> Floats:
     means = deviations.mean(axis=1)
     if n == 1 or not deviations.any():
         return all_gained + means
-    noise = deviations.var(axis=1, ddof=1)
-    error = (noise * (n - 1) + noise.mean()) / n / n  # every candidate borrows one example's worth of variance
-    spread = max(0.0, float((means @ means - error.sum() * (k - 1) / k) / (k - 1)))
+    error = float(deviations.var(axis=1, ddof=1).mean()) / n
+    spread = max(0.0, float(means @ means) / (k - 1) - error)
     return np.asarray(all_gained + means * spread / (spread + error))
 
 

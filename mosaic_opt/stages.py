@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
-from scipy.stats import qmc
 
 from mosaic_opt import allocation as allocations
 from mosaic_opt.allocation import Allocation
+from mosaic_opt.design import initial_design, refinement_design
 from mosaic_opt.evaluator import Evaluator, Measurement
 from mosaic_opt.eviction import EvictionMethod, require_skip
 from mosaic_opt.model import ModelSource
@@ -32,15 +31,12 @@ from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjec
 from mosaic_opt.paired import shrunk
 from mosaic_opt.ranked import evaluable_layers, ranked_fingerprint
 from mosaic_opt.samplers.pareto import shells
-from mosaic_opt.samplers.surrogate import Surrogate, knapsack_path
 from mosaic_opt.study import Measured, Plan, Watch, completed, decided, open_study, run_trials
 from mosaic_opt.tasks import Example, Task
 
 GRID = 32  # tokens between the uniform allocations of the cache ratio's curve
 SEED_SHAPES = 12  # front shapes that seed a refinement
 FINALISTS = 8  # refined candidates measured on the selection split
-LEARNED_SHAPES = 8  # allocations that stage 1's surrogate gives a refinement
-LEARNED_STEP = 8  # tokens, their resolution
 
 Sampler = Callable[..., BaseSampler]
 
@@ -240,10 +236,10 @@ class Search:
     def select(self, front: Sequence[FrozenTrial]) -> Allocation:
         """Stage 2: choose the winner among the front's members on the selection examples.
 
-        `shape`: the member whose shape, rescaled to each budget of the ladder, is expected to gain most on uniform
-        (paired over the examples and shrunk, see `paired.shrunk`; ties: higher score, higher log-likelihood, then
-        smaller mean). `paper`: the best score as it stands among those that are not uniform (ties: smaller mean).
-        Both are stored, with the winner's measured and expected gain; the plan's rule decides.
+        `shape`: the member whose shape, rescaled to each budget of the ladder, has the best mean score
+        (ties: higher log-likelihood, then smaller mean). `paper`: the best score as it stands among those
+        that are not uniform (ties: smaller mean). Both are stored; the plan's rule decides. The shape's measured
+        gain over uniform is stored beside the one to be expected (`paired.shrunk`).
         """
         members = [Allocation(trial.user_attrs["budgets"]) for trial in front]
         self._prefilled("selection", self.selection.missing(members))
@@ -255,18 +251,19 @@ class Search:
                 own_scores.append((self.selection(member).user_attrs["score"], -member.mean))
                 advance(done, f"best {max(map(_mean_result, rescaled))[0]:.3f}")
             uniform = [self.selection(allocations.uniform(self.bench.layers, mean)) for mean in self.plan.ladder]
-        gains = shrunk([_example_means(trials) for trials in rescaled], _example_means(uniform))
-        best = _best(
-            gains, [(*_mean_result(trials), -member.mean) for trials, member in zip(rescaled, members, strict=True)]
-        )
+        shape_scores = [
+            (*_mean_result(trials), -member.mean) for trials, member in zip(rescaled, members, strict=True)
+        ]
+        best = max(range(len(members)), key=shape_scores.__getitem__)
+        expected = shrunk([_example_means(trials) for trials in rescaled], _example_means(uniform))
         uneven = [index for index, member in enumerate(members) if len(set(member.budgets)) > 1]
         winners = {
             "shape": members[best],
             "paper": members[max(uneven or range(len(members)), key=own_scores.__getitem__)],
         }
         self.study.set_user_attr("winners", {rule: list(won.budgets) for rule, won in winners.items()})
-        measured = _mean_result(rescaled[best])[0] - _mean_result(uniform)[0]
-        self.study.set_user_attr("winner_gain", {"measured": measured, "expected": float(gains[best])})
+        measured = shape_scores[best][0] - _mean_result(uniform)[0]
+        self.study.set_user_attr("winner_gain", {"measured": measured, "expected": float(expected[best])})
         return winners[self.plan.winner]
 
     # Stage 3 ------------------------------------------------------------------------------------------------
@@ -280,8 +277,8 @@ class Search:
     def refine(self, budget: int, rescaled: Allocation, front: Sequence[FrozenTrial]) -> Allocation:
         """Stage 4: search under "mean budget = budget"; the rescaled winner stays unless beaten on selection.
 
-        Of the finalists the one with the largest expected gain (`paired.shrunk`) over the rescaled winner is
-        chosen; it must also have the higher score (ties: log-likelihood) there.
+        The finalists and the rescaled winner are compared by their scores (ties: log-likelihood) there. The measured
+        gain of the chosen one over the rescaled winner is stored beside the one to be expected (`paired.shrunk`).
         """
         if not self.plan.refine_trials:
             return rescaled
@@ -299,33 +296,26 @@ class Search:
             sampler=self._proposer(objective),
             user_attrs={"budget": budget},
         )
-        design = self._refine_design(objective, budget, rescaled, front)
+        nearest = sorted(front, key=lambda trial: abs(trial.values[0] - budget))[:SEED_SHAPES]
+        design = refinement_design(
+            objective,
+            rescaled=rescaled,
+            shapes=[self.rescale(Allocation(trial.user_attrs["budgets"]), budget) for trial in nearest],
+            trials=completed(self.study),
+            window=self.bench.method.window,
+            seed=self.plan.seed,
+        )
         self._run(study, objective, self.plan.refine_trials, design, f"refine {budget}")
         ranked = sorted(completed(study), key=_by_score, reverse=True)
         finalists = list(dict.fromkeys(Allocation(trial.user_attrs["budgets"]) for trial in ranked))
-        tried = [self.selection(finalist) for finalist in finalists[:FINALISTS]]
-        kept = self.selection(rescaled)
-        gains = shrunk([trial.user_attrs["example_scores"] for trial in tried], kept.user_attrs["example_scores"])
-        best = _best(gains, [_by_score(trial) for trial in tried])
-        better = gains[best] >= 0 and _by_score(tried[best]) > _by_score(kept)
-        return finalists[best] if better else rescaled
-
-    def _refine_design(
-        self, objective: WeightObjective, budget: int, rescaled: Allocation, front: Sequence[FrozenTrial]
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """Seeds: the rescaled winner, heuristic shapes, the front's shapes found nearest to this budget, and what a
-        surrogate of stage 1's trials takes for best.
-        """
-        nearest = sorted(front, key=lambda trial: abs(trial.values[0] - budget))[:SEED_SHAPES]
-        shapes = [Allocation(trial.user_attrs["budgets"]) for trial in nearest]
-        seeds = [
-            rescaled,
-            allocations.uniform(self.bench.layers, budget),
-            allocations.pyramid(self.bench.layers, budget, **self._bounds),
-            *(self.rescale(shape, budget) for shape in shapes),
-            *learned_shapes(completed(self.study), budget, seed=self.plan.seed, **self._bounds),
-        ]
-        return [("heuristic", objective.encode(seed)) for seed in dict.fromkeys(seeds)]
+        candidates = [rescaled, *(finalist for finalist in finalists[:FINALISTS] if finalist != rescaled)]
+        tried = [self.selection(candidate) for candidate in candidates]
+        best = max(range(len(tried)), key=lambda index: (*_by_score(tried[index]), -index))
+        scores = np.array([trial.user_attrs["example_scores"] for trial in tried])
+        expected = shrunk(scores, scores[0])
+        gain = {"measured": float((scores[best] - scores[0]).mean()), "expected": float(expected[best] - expected[0])}
+        self.study.set_user_attr("refined_gain", {**self.study.user_attrs.get("refined_gain", {}), str(budget): gain})
+        return candidates[best]
 
     # Test ---------------------------------------------------------------------------------------------------
 
@@ -428,55 +418,6 @@ class Search:
             self._inside = inside + spent
 
 
-def initial_design(objective: LevelObjective, *, trials: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
-    """Stage 1's first points: uniform at every level, then Latin-hypercube samples over a range of means.
-
-    Args:
-        objective: knows layers and levels.
-        trials: completed trials wanted in the end; the design takes a quarter of them, at most 64.
-        seed: of the samples.
-
-    Returns:
-        (origin, parameters) of each point.
-    """
-    count, layers = len(objective.levels), objective.layers
-    ladder = [("ladder", objective.encode([index] * layers)) for index in range(count)]
-    samples = max(0, min(64, trials // 4) - count)
-    if not samples:
-        return ladder
-    cube = qmc.LatinHypercube(d=layers, rng=np.random.default_rng(seed)).random(samples)
-    skew = np.linspace(0.5, 2.0, samples)[:, None]  # from rich to poor allocations
-    indices = np.minimum((cube**skew * count).astype(int), count - 1)
-    return ladder + [("lhs", objective.encode(row)) for row in indices]
-
-
-def learned_shapes(
-    trials: Sequence[FrozenTrial], budget: int, *, seed: int, window: int, floor: int, cap: int
-) -> list[Allocation]:
-    """Allocations of one mean budget that a surrogate of the log-likelihood takes for best.
-
-    Each is the greedy knapsack (LEARNED_STEP tokens at a time) on one bootstrap of the surrogate.
-
-    Args:
-        trials: measured allocations of any budgets, at least one.
-        budget: the mean of the shapes, in tokens.
-        seed: of the bootstraps.
-        window, floor, cap: see `Allocation.rescale`.
-    """
-    budgets = np.array([trial.user_attrs["budgets"] for trial in trials], dtype=float)
-    score, likelihood = np.array([_by_score(trial) for trial in trials], dtype=float).T
-    rng = np.random.default_rng([seed, budget])
-    tokens = np.arange(floor, cap + 1, LEARNED_STEP)
-    table = np.tile(tokens.astype(float), (budgets.shape[1], 1))
-    shapes = []
-    for _ in range(LEARNED_SHAPES):
-        surrogate = Surrogate(budgets, likelihood, score, rng.exponential(size=len(budgets)))
-        path = tokens[knapsack_path(surrogate.gains(table), table)]
-        nearest = path[np.abs(path.mean(axis=1) - budget).argmin()]
-        shapes.append(Allocation(nearest.tolist()).rescale(budget, window=window, floor=floor, cap=cap))
-    return shapes
-
-
 def front_of(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
     """The non-dominated trials of a stage-1 study by rising mean budget, each allocation once.
 
@@ -504,11 +445,6 @@ def _mean_result(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
 def _example_means(trials: Sequence[FrozenTrial]) -> list[float]:
     """Mean score of each example over several measurements of the same examples."""
     return np.mean([trial.user_attrs["example_scores"] for trial in trials], axis=0).tolist()
-
-
-def _best(gains: npt.NDArray[np.float64], ties: Sequence[tuple[float, ...]]) -> int:
-    """Index of the largest gain; gains that are equal but for rounding are told apart by the ties."""
-    return max(range(len(ties)), key=lambda index: (round(float(gains[index]), 9), ties[index]))
 
 
 def _note(trials: Sequence[FrozenTrial]) -> str:

@@ -1,13 +1,11 @@
 from types import SimpleNamespace
 
-import numpy as np
 import optuna
 import pytest
 
-from mosaic_opt.allocation import Allocation, uniform
+from mosaic_opt.allocation import Allocation
 from mosaic_opt.evaluator import Measurement
-from mosaic_opt.objective import LevelObjective
-from mosaic_opt.stages import Search, front_of, initial_design
+from mosaic_opt.stages import Search, front_of
 from mosaic_opt.study import Measured, Watch
 
 
@@ -30,20 +28,6 @@ def test_front_keeps_each_allocation_once_and_tells_ties_apart_by_likelihood():
     budgets = [member.user_attrs["budgets"] for member in front_of(trials)]
     assert budgets == [[10, 10], [15, 15], [30, 10]]
     assert front_of([]) == []
-
-
-def test_initial_design_has_every_uniform_and_spreads_over_the_means():
-    objective = LevelObjective(levels=(8, 16, 32, 64), measure=None, layers=10)
-    design = initial_design(objective, trials=100, seed=3)
-    assert design == initial_design(objective, trials=100, seed=3)
-    assert len(design) == 25
-    assert [objective.decode(params) for origin, params in design if origin == "ladder"] == [
-        uniform(10, level).budgets for level in objective.levels
-    ]
-    means = [np.mean(objective.decode(params)) for origin, params in design if origin == "lhs"]
-    assert min(means) < 20
-    assert max(means) > 35
-    assert len(initial_design(objective, trials=4, seed=3)) == 4
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from rivals import PymooSampler
 from search_report import CHECKS, volumes_table
 from synthetic import LAYERS, LEVELS, UNIT, Synthetic, hypervolume, initial_design
 
-from mosaic_opt import stages
+from mosaic_opt import design, stages
 from mosaic_opt.allocation import Allocation
 from mosaic_opt.evaluator import Evaluator
 from mosaic_opt.eviction import H2O, SnapKV
@@ -111,7 +111,7 @@ class RealRun:
         return {"decode": self.level.decode, "known_objective": self.level.mean_budget}
 
     def design(self, seed: int) -> list[dict[str, Any]]:
-        return [params for _, params in stages.initial_design(self.level, trials=200, seed=seed)]
+        return [params for _, params in design.initial_design(self.level, trials=200, seed=seed)]
 
     def objective(self, seed: int) -> LevelObjective:
         return self.level
@@ -195,14 +195,15 @@ def wanted(words: list[str], quick: bool) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one synthetic problem of each form, one seed")
+    parser.add_argument("--quick", action="store_true", help="one problem of each form, one seed, no slow proposer")
     parser.add_argument("--problems", nargs="+", default=["synthetic"])
-    parser.add_argument("--samplers", nargs="+", choices=list(SAMPLERS), default=[s for s in SAMPLERS if s != "gp"])
+    parser.add_argument("--samplers", nargs="+", choices=list(SAMPLERS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--checks", nargs="+", type=int, help="take the hypervolume after so many trials only")
     parser.add_argument("--results", type=Path, default=Path("analysis/results/search.jsonl"))
     options = parser.parse_args()
+    samplers = options.samplers or [s for s in SAMPLERS if s != "gp" and not (options.quick and s == "mosaic_paper")]
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     rows = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results.exists() else []
@@ -210,7 +211,7 @@ def main() -> None:
     for name in wanted(options.problems, options.quick):
         problem = None
         for seed in options.seeds[: 1 if options.quick else None]:
-            for sampler in options.samplers:
+            for sampler in samplers:
                 if (name, sampler, seed, options.trials) in done:
                     continue
                 problem = problem or problems()[name]()

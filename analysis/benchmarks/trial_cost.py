@@ -14,13 +14,13 @@ from functools import partial
 
 import optuna
 
+from mosaic_opt.design import initial_design
 from mosaic_opt.evaluator import Evaluator
 from mosaic_opt.eviction import SnapKV
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import LevelObjective
 from mosaic_opt.ranked import Prefiller, equal_lengths
 from mosaic_opt.samplers import MosaicSampler
-from mosaic_opt.stages import initial_design
 from mosaic_opt.study import completed
 from mosaic_opt.tasks import Needle
 

@@ -48,7 +48,10 @@ def result(storage: RDBStorage, name: str, *, winner: str, budgets: Sequence[int
             "mean_budget": sum(won) / len(won),
             "scores": {split: _score(trials.get(tuple(won))) for split, trials in splits.items()},
         },
-        "winner_gain": study.user_attrs["winner_gain"],
+        "selection_gain": {
+            "winner": study.user_attrs["winner_gain"],
+            "refined": {str(budget): study.user_attrs.get("refined_gain", {}).get(str(budget)) for budget in budgets},
+        },
         "winners": study.user_attrs["winners"],
         "rows": rows,
         "uniform_curve": _uniform_curve(splits["test"]),
