@@ -94,7 +94,7 @@ def learned_shapes(
     table = np.tile(tokens.astype(float), (budgets.shape[1], 1))
     shapes = []
     for _ in range(LEARNED_SHAPES):
-        surrogate = Surrogate(budgets, likelihood, score, rng.exponential(size=len(budgets)))
+        surrogate = Surrogate(budgets, likelihood, score, rng)
         path = tokens[knapsack_path(surrogate.gains(table), table)]
         nearest = path[np.abs(path.mean(axis=1) - budget).argmin()]
         shapes.append(Allocation(nearest.tolist()).rescale(budget, window=window, floor=floor, cap=cap))

@@ -212,8 +212,7 @@ def _by_surrogate(
     if table is None:
         return None
     d = box.dimension
-    weights = rng.exponential(size=len(observations.losses))
-    surrogate = Surrogate(observations.features[:, :d], observations.signal, -observations.losses[:, 1], weights)
+    surrogate = Surrogate(observations.features[:, :d], observations.signal, -observations.losses[:, 1], rng)
     units = (knapsack_path(surrogate.gains(table), table) + 0.5) / box.levels
     units = box.snap(units)
     description = describe(units)

@@ -16,41 +16,54 @@ Floats = npt.NDArray[np.float64]
 
 SCALES = (0.06, 0.2, 0.6)  # where terms saturate, in shares of the largest number
 RIDGE = 1e-3  # penalty, relative to the mean column's weight
+PRIOR = 1.0  # mean of the random prior, in shares of the signal's range spread evenly over the terms
 CEILINGS = (0.03, 0.1, 0.3, 1.0)  # how far above the best score, in ranges of the score, it may saturate
 
 
 class Surrogate:
     """signal(x) = constant + sum over j, k of w_jk (1 - exp(-x_j / tau_k)), w >= 0; score = rising f(signal).
 
-    Fitted by non-negative least squares with a weight for each observation (random weights give a bootstrap).
+    Non-negative least squares, twice: as they are, then drawn towards random small weights with a strength that
+    falls with the size of the first fit's. What the observations determine stays; a parameter that they say little
+    about gets a random share, so that it is tried now and then instead of staying at its least number for ever
+    (Thompson sampling with random prior functions, arXiv 1806.03335). Random weights of the observations add a
+    bootstrap.
 
     Args:
         numbers: (n, d) what the parameters stand for, >= 0.
         signal: (n,) higher is better; None: the score, either as it is or as the negative logarithm of its distance
             to a ceiling, whichever the terms fit best (profile likelihood; Box and Cox 1964).
         score: (n,) higher is better.
-        weights: (n,) >= 0, of the observations.
+        rng: of the observations' weights and the random prior; None: equal weights and no prior.
     """
 
-    def __init__(self, numbers: Floats, signal: Floats | None, score: Floats, weights: Floats) -> None:
+    def __init__(
+        self, numbers: Floats, signal: Floats | None, score: Floats, rng: np.random.Generator | None = None
+    ) -> None:
         self._largest = max(float(numbers.max()), 1e-300)
         terms = self._terms(numbers)
+        weights = np.ones(len(numbers)) if rng is None else rng.exponential(size=len(numbers))
         weights = weights / weights.sum()
         self._middle = weights @ terms
-        root = np.sqrt(weights)[:, None]
-        design = root * (terms - self._middle)
+        root = np.sqrt(weights)
+        design = root[:, None] * (terms - self._middle)
         gram = design.T @ design
-        gram[np.diag_indices_from(gram)] += RIDGE * gram.diagonal().mean() + 1e-12
-        lower = np.linalg.cholesky(gram)
+        ridge = np.full(len(gram), RIDGE * gram.diagonal().mean() + 1e-12)
         best = -np.inf
         for target, log_slope in _scales(score) if signal is None else [(signal, np.zeros(1))]:
             centre = float(weights @ target)
-            centred = root[:, 0] * (target - centre)
-            found, _ = nnls(lower.T, np.linalg.solve(lower, design.T @ centred))
-            residual = float(((centred - design @ found) ** 2).sum())
+            product = design.T @ (root * (target - centre))
+            found = _nonnegative(gram, product, ridge)
+            residual = float(((root * (target - centre) - design @ found) ** 2).sum())
             likelihood = float((weights * log_slope).sum()) - 0.5 * np.log(residual + 1e-300)
             if likelihood > best:
                 best, self._constant, self._weights = likelihood, centre, found
+                usual = PRIOR * float(np.ptp(target)) / len(gram)
+                strength = residual / len(target) / np.maximum(usual**2 + found**2, 1e-100) + 1e-12
+                chosen = product
+        if rng is not None:
+            prior = rng.exponential(usual, size=len(gram))
+            self._weights = _nonnegative(gram, chosen + strength * prior, strength)
         self._score = IsotonicRegression(out_of_bounds="clip").fit(self.signal(numbers), score, sample_weight=weights)
 
     def signal(self, numbers: Floats) -> Floats:
@@ -72,6 +85,12 @@ class Surrogate:
     def _saturation(self, numbers: Floats) -> Floats:
         """How far each number is served on each scale, 0 to 1: one axis more, the scales."""
         return 1 - np.exp(-numbers[..., None] / (self._largest * np.array(SCALES)))
+
+
+def _nonnegative(gram: Floats, product: Floats, ridge: Floats) -> Floats:
+    """w >= 0 that minimises w' (gram + diag(ridge)) w / 2 - product' w."""
+    lower = np.linalg.cholesky(gram + np.diag(ridge))
+    return np.asarray(nnls(lower.T, np.linalg.solve(lower, product))[0])
 
 
 def _scales(score: Floats) -> Iterator[tuple[Floats, Floats]]:
