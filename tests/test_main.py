@@ -80,6 +80,7 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["search", "model=nosuch"], "nosuch"),
         (["search", "trials=-1"], "trials must be a whole number of at least 1; got -1"),
         (["search", "trials=many"], "trials"),
+        (["search", "race=2"], "race must be true or false; got 2"),
         (["search", "levels=[32,9000]"], "levels must be between 1 and 650"),
         (["search", "levels=[64,32]"], "levels must be a rising list"),
         (["search", "budgets=[16,128]"], "budgets must be between 32 and 650 tokens"),
@@ -212,10 +213,34 @@ def check_result(result, folder):
     for trial in completed(study):
         assert set(trial.user_attrs["budgets"]) <= {32, 64, 128, 256}
         assert trial.user_attrs["origin"] in ("ladder", "lhs", "surrogate", "classifier", "random")
+    selection = {
+        tuple(t.user_attrs["budgets"]): t.user_attrs["score"]
+        for t in completed(optuna.load_study(study_name="one-selection", storage=storage))
+    }
+    for budget in (48, 96):
+        kept, refined = (rows[budget, name] for name in ("rescaled", "refined"))
+        assert [row["selection_score"] for row in (kept, refined)] == [
+            selection[tuple(row["budgets"])] for row in (kept, refined)
+        ]
+        gain = result["selection_gain"]["refined"][str(budget)]
+        assert gain["measured"] == pytest.approx(refined["selection_score"] - kept["selection_score"])
+        assert 0 <= gain["expected"] <= gain["measured"] + 1e-12
     refined = [name for name in result["trials"] if "-refine-" in name]
     for name in refined:
         for trial in completed(optuna.load_study(study_name=name, storage=storage)):
             assert sum(trial.user_attrs["budgets"]) == 4 * int(name.split("-")[2])
+
+
+def test_a_raced_search_comes_to_its_result(capfd, tmp_path):
+    """Three batches of one example: every trial is either measured to its end or raced, and all of them count."""
+    arguments = [*SMALL, f"output={tmp_path}", "study=raced", "budgets=[48]", "trials=14", "refine_trials=5"]
+    code, out, _ = run(capfd, "search", *arguments, "race=true", "batch_size=1")
+    assert code == 0
+    trials = json.loads(out)["trials"]
+    assert trials["raced"].get("COMPLETE", 0) + trials["raced"].get("PRUNED", 0) == 14
+    code, _, err = run(capfd, "search", *arguments, "batch_size=1")
+    assert code == 2
+    assert "race is False, stored True" in err
 
 
 def test_kill_9_at_a_random_moment_changes_nothing(tmp_path):
