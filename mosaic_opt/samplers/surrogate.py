@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 SCALES = (0.06, 0.2, 0.6)  # where terms saturate, in shares of the largest number
 RIDGE = 1e-3  # penalty, relative to the mean column's weight
-PRIOR = 1.0  # mean of the random prior, in shares of the signal's range spread evenly over the terms
+PRIOR = (0.1, 3.0)  # mean of the random prior, as shares of the signal's range spread evenly over the terms
 CEILINGS = (0.03, 0.1, 0.3, 1.0)  # how far above the best score, in ranges of the score, it may saturate
 
 
@@ -26,7 +26,8 @@ class Surrogate:
     Non-negative least squares, twice: as they are, then drawn towards random small weights with a strength that
     falls with the size of the first fit's. What the observations determine stays; a parameter that they say little
     about gets a random share, so that it is tried now and then instead of staying at its least number for ever
-    (Thompson sampling with random prior functions, arXiv 1806.03335). Random weights of the observations add a
+    (Thompson sampling with random prior functions, arXiv 1806.03335). How large the random weights are is itself
+    drawn: now bold, now cautious. Random weights of the observations add a
     bootstrap.
 
     Args:
@@ -58,10 +59,10 @@ class Surrogate:
             likelihood = float((weights * log_slope).sum()) - 0.5 * np.log(residual + 1e-300)
             if likelihood > best:
                 best, self._constant, self._weights = likelihood, centre, found
-                usual = PRIOR * float(np.ptp(target)) / len(gram)
-                strength = residual / len(target) / np.maximum(usual**2 + found**2, 1e-100) + 1e-12
-                chosen = product
+                chosen, noise, share = product, residual / len(target), float(np.ptp(target)) / len(gram)
         if rng is not None:
+            usual = share * np.exp(rng.uniform(*np.log(PRIOR)))
+            strength = noise / np.maximum(usual**2 + self._weights**2, 1e-100) + 1e-12
             prior = rng.exponential(usual, size=len(gram))
             self._weights = _nonnegative(gram, chosen + strength * prior, strength)
         self._score = IsotonicRegression(out_of_bounds="clip").fit(self.signal(numbers), score, sample_weight=weights)
