@@ -105,12 +105,12 @@ class MosaicSampler(BaseSampler):
         space = Space(search_space)
         describe = _Describer(space, self._decode, self._known_objective, _sign(study))
         trials = other_trials(study, trial)
-        rng = np.random.default_rng([self._seed, _earlier(trials, trial)])
+        rng = np.random.default_rng([self._seed, earlier(trials, trial)])
         units, seen = _stored(space, trials)
         for attempt in range(CLAIMS):
             # workers that think again in step would go on meeting: from the second time on each goes its own way
             row, origin = self._propose(
-                study, units, seen, _earlier(trials, trial), describe, rng, explore=attempt > 1
+                study, units, seen, earlier(trials, trial), describe, rng, explore=attempt > 1
             )
             parameters = space.parameters(row[None])[0]
             space.check(parameters)
@@ -129,7 +129,7 @@ class MosaicSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """A uniform value for a parameter outside the joint space; its generator also depends on the name."""
-        count = _earlier(other_trials(study, trial), trial)
+        count = earlier(other_trials(study, trial), trial)
         seed = np.random.SeedSequence([self._seed, count, crc32(param_name.encode())]).generate_state(1)[0]
         _record_origin(study, trial, "random")
         return RandomSampler(seed=int(seed)).sample_independent(study, trial, param_name, param_distribution)
@@ -228,7 +228,7 @@ def other_trials(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
     return [t for t in trials if t.number != trial.number and not t.user_attrs.get("interrupted")]
 
 
-def _earlier(trials: Sequence[FrozenTrial], trial: FrozenTrial) -> int:
+def earlier(trials: Sequence[FrozenTrial], trial: FrozenTrial) -> int:
     """How many of the other trials were begun before this one."""
     return sum(t.number < trial.number for t in trials)
 

@@ -14,7 +14,7 @@ from scipy.optimize import differential_evolution
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
-from .mosaic import other_trials
+from .mosaic import earlier, other_trials
 from .pareto import losses, shells
 from .space import Space
 
@@ -58,14 +58,15 @@ class PaperSampler(BaseSampler):
         space = Space(search_space)
         units, kept = space.units([t.params for t in trials])
         values = losses([trials[i].values for i in kept], [d.name.lower() for d in study.directions])
-        rng = np.random.default_rng([self._seed, _count(study, trial)])
+        rng = np.random.default_rng([self._seed, earlier(other_trials(study, trial), trial)])
         return space.parameters(space.box.snap(_most_probable(units, shells(values) == 0, rng)[None]))[0]
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """A uniform value."""
-        seed = np.random.SeedSequence([self._seed, _count(study, trial), *param_name.encode()]).generate_state(1)[0]
+        count = earlier(other_trials(study, trial), trial)
+        seed = np.random.SeedSequence([self._seed, count, *param_name.encode()]).generate_state(1)[0]
         return RandomSampler(seed=int(seed)).sample_independent(study, trial, param_name, param_distribution)
 
 
@@ -93,8 +94,3 @@ def _most_probable(units: Floats, labels: npt.NDArray[np.bool_], rng: np.random.
         rng=rng,
     )
     return np.asarray(found.x)
-
-
-def _count(study: Study, trial: FrozenTrial) -> int:
-    """Earlier trials that were not interrupted."""
-    return sum(t.number < trial.number for t in other_trials(study, trial))

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from scipy.spatial.distance import cdist
 
 from .box import Box
 from .classifier import Classifier
@@ -89,7 +90,7 @@ class Taken:
     def free(self, units: Floats, keys: Sequence[bytes]) -> Bools:
         """Which of units (n, d) with these keys are neither stored nor nearly pending."""
         untried = np.array([key not in self.keys for key in keys], dtype=bool)
-        apart = np.abs(units[:, None] - self.pending[None]).mean(axis=2)
+        apart = cdist(units, self.pending, "cityblock") / units.shape[1]
         return untried & (apart >= NEAR).all(axis=1)
 
 
