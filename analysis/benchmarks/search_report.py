@@ -74,8 +74,13 @@ def figure(rows: list[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     panels = grouped(({**row, "kind": kind(row)} for row in rows), "kind")
-    _, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
-    for axis, ((name,), found) in zip(axes[0], panels.items(), strict=True):
+    columns = min(3, len(panels))
+    rows_of_panels = -(-len(panels) // columns)
+    _, grid = plt.subplots(rows_of_panels, columns, figsize=(4.2 * columns, 3.6 * rows_of_panels), squeeze=False)
+    axes = grid.ravel()
+    for unused in axes[len(panels) :]:
+        unused.remove()
+    for axis, ((name,), found) in zip(axes, panels.items(), strict=False):
         for (sampler,), several in grouped(found, "sampler").items():
             counts = sorted({int(count) for row in several for count in row["observed"]})
             values = np.array([[row["observed"][str(count)] for count in counts] for row in several])
@@ -83,7 +88,7 @@ def figure(rows: list[Row], path: Path) -> None:
             (line,) = axis.plot(counts, mean, label=sampler, linewidth=2.2 if sampler == OURS else 1.2)
             axis.fill_between(counts, mean - error, mean + error, color=line.get_color(), alpha=0.15, linewidth=0)
         axis.set(title=name, xlabel="trials", ylabel="hypervolume (observed)")
-    axes[0][-1].legend(fontsize=8, loc="lower right")
+    axes[len(panels) - 1].legend(fontsize=8, loc="lower right")
     plt.tight_layout()
     plt.savefig(path, dpi=130)
 
