@@ -11,7 +11,7 @@ from scipy.stats import qmc
 
 from mosaic_opt import allocation as allocations
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.objective import LevelObjective, WeightObjective, parameter_names
+from mosaic_opt.objective import LevelObjective, WeightObjective, by_score, parameter_names
 from mosaic_opt.samplers.surrogate import Surrogate, knapsack_path
 
 LEARNED_SHAPES = 8  # allocations that stage 1's surrogate gives a refinement
@@ -88,7 +88,7 @@ def learned_shapes(
         window, floor, cap: see `Allocation.rescale`.
     """
     budgets = np.array([trial.user_attrs["budgets"] for trial in trials], dtype=float)
-    score, likelihood = (np.array([trial.user_attrs[key] for trial in trials]) for key in ("score", "log_likelihood"))
+    score, likelihood = np.array([by_score(trial) for trial in trials], dtype=float).T
     rng = np.random.default_rng([seed, budget])
     tokens = np.arange(floor, cap + 1, LEARNED_STEP)
     table = np.tile(tokens.astype(float), (budgets.shape[1], 1))

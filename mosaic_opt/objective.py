@@ -80,7 +80,12 @@ class Objective(ABC):
 def _rival(trials: Sequence[FrozenTrial], allocation: Allocation) -> FrozenTrial | None:
     """The best of the measured trials that keep no more pairs than this allocation."""
     cheap = [t for t in trials if "example_scores" in t.user_attrs and t.user_attrs["mean_budget"] <= allocation.mean]
-    return max(cheap, key=lambda t: (t.user_attrs["score"], t.user_attrs["log_likelihood"]), default=None)
+    return max(cheap, key=by_score, default=None)
+
+
+def by_score(trial: FrozenTrial) -> tuple[float, float]:
+    """What orders measured trials: the score, then the log-likelihood."""
+    return trial.user_attrs["score"], trial.user_attrs["log_likelihood"]
 
 
 class LevelObjective(Objective):

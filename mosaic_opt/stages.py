@@ -27,7 +27,7 @@ from mosaic_opt.design import initial_design, refinement_design
 from mosaic_opt.evaluator import Evaluator, Measurement
 from mosaic_opt.eviction import EvictionMethod, require_skip
 from mosaic_opt.model import ModelSource
-from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective
+from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective, by_score
 from mosaic_opt.paired import shrunk
 from mosaic_opt.ranked import evaluable_layers, ranked_fingerprint
 from mosaic_opt.samplers.pareto import shells
@@ -306,11 +306,11 @@ class Search:
             seed=self.plan.seed,
         )
         self._run(study, objective, self.plan.refine_trials, design, f"refine {budget}")
-        ranked = sorted(completed(study), key=_by_score, reverse=True)
+        ranked = sorted(completed(study), key=by_score, reverse=True)
         finalists = list(dict.fromkeys(Allocation(trial.user_attrs["budgets"]) for trial in ranked))
         candidates = [rescaled, *(finalist for finalist in finalists[:FINALISTS] if finalist != rescaled)]
         tried = [self.selection(candidate) for candidate in candidates]
-        best = max(range(len(tried)), key=lambda index: (*_by_score(tried[index]), -index))
+        best = max(range(len(tried)), key=lambda index: (*by_score(tried[index]), -index))
         scores = np.array([trial.user_attrs["example_scores"] for trial in tried])
         expected = shrunk(scores, scores[0])
         gain = {"measured": float((scores[best] - scores[0]).mean()), "expected": float(expected[best] - expected[0])}
@@ -427,18 +427,14 @@ def front_of(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
     distinct = list({tuple(trial.user_attrs["budgets"]): trial for trial in trials}.values())
     if not distinct:
         return []
-    rank = {key: position for position, key in enumerate(sorted({_by_score(trial) for trial in distinct}))}
-    points = np.array([[trial.values[0], -rank[_by_score(trial)]] for trial in distinct], dtype=float)
+    rank = {key: position for position, key in enumerate(sorted({by_score(trial) for trial in distinct}))}
+    points = np.array([[trial.values[0], -rank[by_score(trial)]] for trial in distinct], dtype=float)
     front = [trial for trial, shell in zip(distinct, shells(points), strict=True) if shell == 0]
     return sorted(front, key=lambda trial: trial.values[0])
 
 
-def _by_score(trial: FrozenTrial) -> tuple[float, float]:
-    return trial.user_attrs["score"], trial.user_attrs["log_likelihood"]
-
-
 def _mean_result(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
-    scores, likelihoods = zip(*(_by_score(trial) for trial in trials), strict=True)
+    scores, likelihoods = zip(*(by_score(trial) for trial in trials), strict=True)
     return float(np.mean(scores)), float(np.mean(likelihoods))
 
 
@@ -450,6 +446,6 @@ def _example_means(trials: Sequence[FrozenTrial]) -> list[float]:
 def _note(trials: Sequence[FrozenTrial]) -> str:
     if not trials:
         return ""
-    best = max(trials, key=_by_score)
+    best = max(trials, key=by_score)
     note = f"best {best.user_attrs['score']:.3f} at {best.user_attrs['mean_budget']:.0f}"
     return note if len(best.values) == 1 else f"front {len(front_of(trials))}, {note}"

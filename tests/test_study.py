@@ -189,9 +189,8 @@ def test_a_raced_trial_is_pruned_counts_and_has_no_score(storage):
     points = [(0, 0, 0), (0, 0, 1), (2, 2, 0), (2, 0, 0), (1, 1, 1)]
     run_trials(study, objective, total=5, design=[("x", objective.encode(p)) for p in points], after=lambda _: None)
     cheap, best, *raced, late = study.get_trials(deepcopy=False)
-    assert (cheap.state, best.state, late.state) == (
-        TrialState.COMPLETE,
-    ) * 3  # nothing as cheap is better than `cheap`
+    complete = (cheap, best, late)  # nothing as cheap is better than the first
+    assert [trial.state for trial in complete] == [TrialState.COMPLETE] * 3
     for trial in raced:
         assert trial.state == TrialState.PRUNED
         assert trial.values is None

@@ -6,13 +6,15 @@ import numpy as np
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.search_space import intersection_search_space
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from pymoo.algorithms.moo.nsga2 import NSGA2
 from pymoo.core.problem import Problem
 from pymoo.operators.crossover.sbx import SBX
 from pymoo.operators.mutation.pm import PM
 from pymoo.operators.repair.rounding import RoundingRepair
+
+from mosaic_opt.samplers.pareto import losses
 
 
 class PymooSampler(BaseSampler):
@@ -69,9 +71,8 @@ class PymooSampler(BaseSampler):
         return algorithm.setup(problem, termination=("n_gen", 10**6), verbose=False)
 
 
-def _losses(study: Study, names: list[str]) -> dict[tuple[int, ...], list[float]]:
-    signs = [-1 if direction == StudyDirection.MAXIMIZE else 1 for direction in study.directions]
-    return {
-        tuple(trial.params[name] for name in names): [s * v for s, v in zip(signs, trial.values, strict=True)]
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    }
+def _losses(study: Study, names: list[str]) -> dict[tuple[int, ...], np.ndarray]:
+    """Losses of each complete trial, by its parameters."""
+    trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    points = losses([trial.values for trial in trials], [direction.name.lower() for direction in study.directions])
+    return {tuple(trial.params[name] for name in names): row for trial, row in zip(trials, points, strict=True)}

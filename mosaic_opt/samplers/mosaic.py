@@ -105,19 +105,17 @@ class MosaicSampler(BaseSampler):
         space = Space(search_space)
         describe = _Describer(space, self._decode, self._known_objective, _sign(study))
         trials = other_trials(study, trial)
-        rng = np.random.default_rng([self._seed, earlier(trials, trial)])
+        count = earlier(trials, trial)
+        rng = np.random.default_rng([self._seed, count])
         units, seen = _stored(space, trials)
         for attempt in range(CLAIMS):
             # workers that think again in step would go on meeting: from the second time on each goes its own way
-            row, origin = self._propose(
-                study, units, seen, earlier(trials, trial), describe, rng, explore=attempt > 1
-            )
+            row, origin = self._propose(study, units, seen, count, describe, rng, explore=attempt > 1)
             parameters = space.parameters(row[None])[0]
             space.check(parameters)
             study._storage.set_trial_system_attr(trial._trial_id, CLAIM, parameters)
             known = {(t.number, row.tobytes()) for t, row in zip(seen, units, strict=True)}
-            trials = other_trials(study, trial)
-            units, seen = _stored(space, trials)
+            units, seen = _stored(space, other_trials(study, trial))
             # other workers' claims may have come or changed meanwhile
             new = units[[(t.number, row.tobytes()) not in known for t, row in zip(seen, units, strict=True)]]
             if Taken.of(new, describe(new)).free(row[None], describe(row[None]).keys).all():

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
-from optuna.search_space import intersection_search_space
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from scipy.optimize import differential_evolution
@@ -16,7 +15,7 @@ from sklearn.neural_network import MLPClassifier
 
 from .mosaic import earlier, other_trials
 from .pareto import losses, shells
-from .space import Space
+from .space import Space, shared_space
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,7 +43,7 @@ class PaperSampler(BaseSampler):
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """What the complete trials share."""
-        return intersection_search_space(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+        return shared_space(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]

@@ -70,6 +70,11 @@ class Observations:
         """Rank (n,): 0 = the front, those that violate a constraint last."""
         return ranks(self.losses, self.violation)
 
+    @property
+    def front(self) -> Ints:
+        """Indices of the front."""
+        return np.flatnonzero(self.ranks == 0)
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -142,17 +147,16 @@ class Proposer:
 
         explore: random in any case.
         """
-        front = np.flatnonzero(observations.ranks == 0)
         if rng.random() >= self._exploration and not explore:
             if rng.random() < self._structured:
-                row = _by_surrogate(observations, front, describe, taken, box, rng)
+                row = _by_surrogate(observations, describe, taken, box, rng)
                 if row is not None:
                     return row, "surrogate"
-            row = self._guided(observations, front, describe, taken, box, rng)
+            row = self._guided(observations, describe, taken, box, rng)
             if row is not None:
                 return row, "classifier"
         mutated = rng.random() < 0.5
-        parents = observations.units[rng.choice(front, 16)] if mutated else np.empty((0, box.dimension))
+        parents = observations.units[rng.choice(observations.front, 16)] if mutated else np.empty((0, box.dimension))
         return self.untried(describe, taken, box, rng, parents), "random"
 
     def untried(
@@ -173,7 +177,6 @@ class Proposer:
     def _guided(
         self,
         observations: Observations,
-        front: Ints,
         describe: Describe,
         taken: Taken,
         box: Box,
@@ -184,7 +187,7 @@ class Proposer:
         features = np.concatenate([learned.features, taken.description.features])
         labels = np.append(labels, np.zeros(len(taken.pending), dtype=bool))
         classifier = Classifier(seed=int(rng.integers(2**31))).fit(features, labels)
-        target = _target(observations.losses, front, _bounds(observations, describe, box), rng)
+        target = _target(observations.losses, observations.front, _bounds(observations, describe, box), rng)
 
         def probability(units: Floats) -> Floats:
             description = describe(units)
@@ -199,7 +202,6 @@ class Proposer:
 
 def _by_surrogate(
     observations: Observations,
-    front: Ints,
     describe: Describe,
     taken: Taken,
     box: Box,
@@ -231,7 +233,7 @@ def _by_surrogate(
         return np.column_stack([rows.known, -surrogate.score(rows.features[:, :d])])
 
     gained = _gain(
-        np.concatenate([observations.losses[front], believed(taken.description)]),
+        np.concatenate([observations.losses[observations.front], believed(taken.description)]),
         believed(description.take(fresh)),
         (_bounds(observations, describe, box)[1], float(observations.losses[:, 1].max())),
     )
