@@ -15,6 +15,7 @@ from typing import Any
 
 import optuna
 import sqlalchemy
+from filelock import FileLock
 from optuna.distributions import IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import RDBStorage
@@ -113,6 +114,9 @@ class Watch:
 def open_storage(url: str) -> RDBStorage:
     """Open a study database; SQLite in WAL mode with a busy timeout, so that readers never block writers.
 
+    Processes that open a new SQLite file at the same moment create its tables one after the other: Optuna looks
+    for each table before it creates it, and the second to do so would fail.
+
     Raises:
         ValueError: if it cannot be opened or written.
     """
@@ -120,8 +124,11 @@ def open_storage(url: str) -> RDBStorage:
     try:
         if not url.startswith("sqlite:///"):
             return RDBStorage(url)
-        _prepare_sqlite(Path(url.removeprefix("sqlite:///")))
-        storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}})
+        path = Path(url.removeprefix("sqlite:///"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock", timeout=BUSY_SECONDS):
+            _prepare_sqlite(path)
+            storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}})
         sqlalchemy.event.listen(storage.engine, "connect", _fast_sync)
         storage.engine.dispose()  # connections made before the listener are not reused
         return storage
@@ -131,7 +138,6 @@ def open_storage(url: str) -> RDBStorage:
 
 
 def _prepare_sqlite(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with sqlite3.connect(path, timeout=BUSY_SECONDS) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("CREATE TABLE IF NOT EXISTS mosaic_probe (x)")

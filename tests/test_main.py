@@ -250,7 +250,7 @@ def test_kill_9_at_a_random_moment_changes_nothing(tmp_path):
     first = spawn(*common, f"output={whole}")
     victim = spawn(*common, f"output={killed}")
     moment = random.randint(3, 30)  # how many completed trials the victim lives to see
-    wait_for_trials(killed, moment)
+    wait_for_trials(victim, killed, moment)
     time.sleep(random.random() / 10)
     victim.send_signal(signal.SIGKILL)
     victim.wait()
@@ -272,9 +272,10 @@ def test_kill_9_at_a_random_moment_changes_nothing(tmp_path):
     assert results[0]["rows"] == results[1]["rows"]
 
 
-def wait_for_trials(folder, count):
-    deadline = time.monotonic() + 120
+def wait_for_trials(process, folder, count):
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[1]
         if (folder / "mosaic.db").exists():
             try:
                 study = optuna.load_study(study_name="k", storage=open_storage(f"sqlite:///{folder}/mosaic.db"))
@@ -289,7 +290,7 @@ def wait_for_trials(folder, count):
 def test_a_second_process_on_the_same_study_is_refused(capfd, tmp_path):
     arguments = ["search", *SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=500"]
     process = spawn(*arguments)
-    wait_for_trials(tmp_path, 1)
+    wait_for_trials(process, tmp_path, 1)
     code, _, err = run(capfd, *arguments)
     process.send_signal(signal.SIGTERM)  # as Ctrl-C, which a process in the background may ignore
     _, said = process.communicate(timeout=60)

@@ -1,4 +1,6 @@
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import optuna
 import pytest
@@ -55,6 +57,18 @@ def test_sqlite_is_in_wal_mode_with_a_busy_timeout(storage, tmp_path):
     with storage.engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1
         assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
+
+
+def test_a_new_file_opened_by_several_at_once(tmp_path):
+    at_once = threading.Barrier(6)
+
+    def opened_at_once(path):
+        at_once.wait()
+        return open_storage(f"sqlite:///{path}").get_all_studies()
+
+    with ThreadPoolExecutor(6) as threads:
+        for round in range(5):
+            assert list(threads.map(opened_at_once, [tmp_path / f"new/{round}.db"] * 6)) == [[]] * 6
 
 
 @pytest.mark.parametrize("url", ["sqlite:////proc/none/x.db", "nonsense", "postgresql+nodriver://u:secret@h/d"])
