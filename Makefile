@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
 .PHONY: demo test test-slow check bench bench-search clean
 
@@ -10,17 +11,17 @@ demo: $(READY)
 	@$(BIN)/mosaic search
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 bench: $(READY)
 	$(BIN)/python analysis/benchmarks/trial_cost.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ from mosaic_opt.model import ModelSource
 if TYPE_CHECKING:
     from mosaic_opt.stages import Bench
     from mosaic_opt.study import Plan
+    from mosaic_opt.tasks import Task
 
 VERBS = {
     "search": (
@@ -35,6 +37,14 @@ VERBS = {
     "evaluate": (
         "measure one allocation on a split; JSON on stdout",
         "mosaic evaluate allocation=uniform:256 split=test",
+    ),
+    "tasks": (
+        "list every task: category, metric, examples, and whether its data is here; JSON on stdout",
+        "mosaic tasks > tasks.json",
+    ),
+    "baseline": (
+        "full-cache and uniform scores of a model on several tasks, with what eviction costs; JSON on stdout",
+        "mosaic baseline tasks=[niah_single_2,next_line] budgets=[96,192]",
     ),
     "generate": (
         "continue a prompt with and without eviction, side by side; JSON on stdout",
@@ -57,6 +67,8 @@ _REQUIRED = {
     "search": _EVALUATED
     | {"sampler", "storage", "study", "levels", "trials", "winner", "ladder", "budgets", "refine_trials", "race"},
     "generate": _EVICTED | {"prompt_file", "chat", "plain"},
+    "tasks": {"tokens", "seed"},
+    "baseline": _EVALUATED - {"task", *SPLIT_NAMES} | {"tasks", "split", "examples", "budgets", "table"},
     "bench": _EVICTED | {"lengths", "batches", "budget", "repeats", "seed"},
 }
 _RANGES = {
@@ -69,11 +81,14 @@ _RANGES = {
     "host_gib": (0, 10**6),
     "new_tokens": (1, 10**6),
     "budget": (1, 10**7),
+    "budgets": (1, 10**7),
+    "examples": (1, 10**6),
     "repeats": (1, 1000),
     "lengths": (1, 10**7),
     "batches": (1, 10**4),
 }
 _NULLABLE = {"cap", "budget"}
+_LISTS = ("lengths", "batches", "budgets")
 _SWITCHES = ("hold_budget", "chat", "plain")
 
 _interrupts: list[int] = []  # signals that asked this process to stop
@@ -230,28 +245,89 @@ def evaluate(config: DictConfig) -> None:
         _checked(config)
         given = config.allocation
         given = OmegaConf.to_container(given) if OmegaConf.is_list(given) else given
-        if config.split not in SPLIT_NAMES:
-            raise ValueError(f"split must be one of {', '.join(SPLIT_NAMES)}; got {config.split!r}")
+        split = _split(config.split)
         source = instantiate(config.model)
-        bench = _bench(config, source, {config.split: config[config.split]}, TerminalWatch())
+        bench = _bench(config, source, {split: config[split]}, TerminalWatch())
         wanted = allocation.parse(given, layers=bench.layers)
         if max(wanted.budgets) > bench.cap and config.cap is not None:
             raise ValueError(f"allocation budgets must be at most cap={bench.cap}; got {max(wanted.budgets)}")
         source.require_device()
-    measurement = bench.measure(config.split)(wanted, complete=True)
+    measurement = bench.measure(split)(wanted, complete=True)
     report = {
         "score": measurement.score,
         "log_likelihood": measurement.log_likelihood,
         "mean_budget": measurement.mean_budget,
         "realised_mean": measurement.realised_mean,
         "kv_bytes": measurement.kv_bytes,
-        "split": config.split,
+        "split": split,
         "example_scores": measurement.scores,
         "outputs": measurement.outputs,
         "budgets": wanted.budgets,
         "seconds": measurement.seconds,
     }
     _print(json.dumps(report))
+
+
+def tasks(config: DictConfig) -> None:
+    """`mosaic tasks`: every task that can be chosen; a JSON list on stdout."""
+    from mosaic_opt.report.terminal import print_tasks
+
+    with _user_errors():
+        _checked(config)
+        rows = [_described(name, _named("task", name, config)) for name in _choices("task") if name != "mixture"]
+    print_tasks(rows)
+    _print(json.dumps(rows))
+
+
+def _described(name: str, task: Task) -> dict[str, Any]:
+    """A task as a row of `mosaic tasks`; `missing` says what its data lacks, if anything."""
+    row = {"task": name, "category": task.category, "protocol": task.protocol, "new_tokens": task.new_tokens}
+    try:
+        return {**row, "metric": task.metric, "examples": task.sizes(), "missing": None}
+    except ValueError as error:
+        return {**row, "metric": None, "examples": None, "missing": _one_line(error)}
+
+
+def baseline(config: DictConfig) -> None:
+    """`mosaic baseline`: full-cache and uniform scores over a set of tasks; a JSON list on stdout."""
+    from mosaic_opt.allocation import uniform
+    from mosaic_opt.report.baseline import baseline_row, baseline_table, markdown
+    from mosaic_opt.report.terminal import TerminalWatch, print_table
+
+    with _user_errors():
+        settings = _checked(config)
+        split, watch = _split(settings["split"]), TerminalWatch()
+        source = instantiate(config.model)
+        counts = {split: settings["examples"]}
+        benches = {
+            name: _bench(config, source, counts, watch, task=_named("task", name, config))
+            for name in _names(settings["tasks"], "tasks", least=1)
+        }
+        source.require_device()
+        table = settings["table"] if settings["table"] is None else Path(settings["table"])
+        if table is not None and not os.access(table.parent, os.W_OK):
+            raise ValueError(f"table must be a file in a folder that can be written; got {settings['table']!r}")
+        for bench in benches.values():
+            _ = bench.examples  # so that a task that cannot be made is told at once
+    rows = []
+    for name, bench in benches.items():
+        measure = bench.measure(split)
+        scores = {budget: measure(uniform(bench.layers, budget)).scores for budget in settings["budgets"]}
+        lengths = [len(example.tokens) for example in bench.examples[split]]
+        described = {
+            "task": name,
+            "category": bench.task.category,
+            "metric": bench.task.metric,
+            "protocol": bench.task.protocol,
+            "prompt_tokens": sum(lengths) / len(lengths),
+        }
+        rows.append(baseline_row(bench.evaluator(split).full_scores(), scores, **described))
+        bench.release(split)
+    headings, cells = baseline_table(rows)
+    print_table(headings, cells)
+    if table is not None:
+        table.write_text(markdown(headings, cells), encoding="utf-8")
+    _print(json.dumps(rows))
 
 
 def generate(config: DictConfig) -> None:
@@ -372,7 +448,7 @@ def _checked(config: DictConfig) -> dict[str, Any]:
         value = settings.get(name)
         if name not in settings or (name in _NULLABLE and value is None):
             continue
-        several = name in ("lengths", "batches")
+        several = name in _LISTS
         if several and (not isinstance(value, list) or not value):
             raise ValueError(f"{name} must be a list such as [512]; got {value!r}")
         for number in value if several else [value]:
@@ -388,26 +464,61 @@ def _checked(config: DictConfig) -> dict[str, Any]:
     return settings
 
 
-def _eviction(name: Any) -> Any:
-    """The eviction method of a file of `conf/eviction`, with its defaults."""
-    folder = resources.files("mosaic_opt.conf") / "eviction"
-    known = sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+def _split(given: Any) -> str:
+    if given not in SPLIT_NAMES:
+        raise ValueError(f"split must be one of {', '.join(SPLIT_NAMES)}; got {given!r}")
+    return str(given)
+
+
+def _choices(group: str) -> list[str]:
+    """Names of the files of a group of the configuration."""
+    folder = resources.files("mosaic_opt.conf") / group
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def _names(given: Any, setting: str, *, least: int = 0) -> list[str]:
+    if not isinstance(given, list) or len(given) < least or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"{setting} must be a list of {'at least one name' if least else 'names'}; got {given!r}")
+    return given
+
+
+def _named(group: str, name: str, config: DictConfig) -> Any:
+    """The object of a group's file, its references to other settings taken from `config`.
+
+    Raises:
+        ValueError: for an unknown name, with those most like it.
+    """
+    known = _choices(group)
     if name not in known:
-        raise ValueError(f"prefill_for must name eviction methods, some of {', '.join(known)}; got {name!r}")
-    return instantiate(OmegaConf.create((folder / f"{name}.yaml").read_text(encoding="utf-8")))
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        raise ValueError(f"{group} must be one of {', '.join(near or known)}{' ...' if near else ''}; got {name!r}")
+    text = (resources.files("mosaic_opt.conf") / group / f"{name}.yaml").read_text(encoding="utf-8")
+    settings = OmegaConf.create(text)
+    settings._set_parent(config)
+    return instantiate(settings)
 
 
-def _bench(config: DictConfig, source: ModelSource, counts: dict[str, int], watch: Any) -> Bench:
+def _task(config: DictConfig) -> Task:
+    """The task; the members of a mixture are names of tasks."""
+    if "tasks" not in config.task:
+        return instantiate(config.task)
+    settings = OmegaConf.to_container(config.task, resolve=True)
+    assert isinstance(settings, dict)
+    names = _names(settings["tasks"], "task.tasks", least=1)
+    return instantiate({**settings, "tasks": [_named("task", name, config) for name in names]}, _convert_="all")
+
+
+def _bench(
+    config: DictConfig, source: ModelSource, counts: dict[str, int], watch: Any, *, task: Task | None = None
+) -> Bench:
     from mosaic_opt.stages import Bench
 
-    others = config.prefill_for
-    if not OmegaConf.is_list(others):
-        raise ValueError(f"prefill_for must be a list of eviction methods such as [h2o]; got {others!r}")
+    others = OmegaConf.to_container(config, resolve=True)["prefill_for"]  # type: ignore[index,call-overload]
     return Bench(
         model=source,
-        task=instantiate(config.task),
+        task=task or _task(config),
         method=instantiate(config.eviction),
-        prefill_for=[_eviction(name) for name in others],
+        prefill_for=[_named("eviction", name, config) for name in _names(others, "prefill_for")],
         counts=counts,
         ranked=Path(config.output) / "ranked",
         cap=config.cap,

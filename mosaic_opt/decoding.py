@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,6 +26,35 @@ PASS_TOKENS = 32  # tokens a pass after the first may hold: so few cost hardly m
 
 
 @dataclass(frozen=True)
+class Turn:
+    """What follows one example's prompt.
+
+    Attributes:
+        question: tokens fed before the answer; empty where the prompt ends with the question.
+        draft: the greedy output with the full cache.
+        references: tokens of the answers whose log-likelihood is taken.
+        new_tokens: generation limit, at least 1.
+        stop_tokens: an output ends with the first of these.
+        barred: tokens that an output does not begin with.
+    """
+
+    question: tuple[int, ...]
+    draft: list[int]
+    references: list[tuple[int, ...]]
+    new_tokens: int
+    stop_tokens: frozenset[int]
+    barred: tuple[int, ...] = ()
+
+    def sequences(self) -> list[list[int]]:
+        """What the first pass feeds: before the last token of each of draft and references."""
+        return [[*self.question, *answer[:-1]] for answer in (self.draft, *self.references)]
+
+    def closed(self, output: Sequence[int]) -> bool:
+        """Whether an output (without the question) is at its end."""
+        return len(output) >= self.new_tokens or (len(output) > 0 and output[-1] in self.stop_tokens)
+
+
+@dataclass(frozen=True)
 class Batch:
     """Examples decoded together.
 
@@ -35,8 +65,7 @@ class Batch:
         rankings: one per evictable layer, on the CPU; they tell how many pairs a budget keeps.
         local: for each sliding-window layer of the model, what it holds.
         lengths: (B,) prompt tokens, on the model's device.
-        drafts, references: per row.
-        tree: the drafts and references merged.
+        turns: what follows each prompt.
     """
 
     indices: list[int]
@@ -45,9 +74,12 @@ class Batch:
     rankings: list[Ranking]
     local: dict[int, LocalPairs]
     lengths: torch.Tensor
-    drafts: list[list[int]]
-    references: list[list[tuple[int, ...]]]
-    tree: TokenTree
+    turns: list[Turn]
+
+    @cached_property
+    def tree(self) -> TokenTree:
+        """Questions, drafts and references merged."""
+        return TokenTree([turn.sequences() for turn in self.turns])
 
     def slices(self, allocation: Allocation, room: int) -> dict[int, SliceLayer]:
         """What each layer of the model holds under an allocation, with room for further tokens."""
@@ -146,8 +178,6 @@ class Decoding:
     Args:
         model: the switched model.
         batch, allocation: what is decoded, and the layer budgets.
-        new_tokens: generation limit, >= 1.
-        stop_tokens: an output ends with the first of these.
         settled: whether a row's output (batch row, tokens so far) need not go on.
     """
 
@@ -157,34 +187,38 @@ class Decoding:
         batch: Batch,
         allocation: Allocation,
         *,
-        new_tokens: int,
-        stop_tokens: frozenset[int],
         settled: Callable[[int, Sequence[int]], bool] = lambda row, tokens: False,
     ) -> None:
-        self.model, self.batch = model, batch
-        self.new_tokens, self.stop_tokens, self.settled = new_tokens, stop_tokens, settled
-        room = new_tokens + max(batch.tree.tokens.shape[1], PASS_TOKENS)
-        self.layers = batch.slices(allocation, room)
+        self.model, self.batch, self.settled = model, batch, settled
+        room = max(len(turn.question) + turn.new_tokens for turn in batch.turns)
+        self.layers = batch.slices(allocation, room + max(batch.tree.tokens.shape[1], PASS_TOKENS))
         self.cache = Cache(layers=list(self.layers.values()))
-        self.outputs = [draft[:1] for draft in batch.drafts]
-        self.rows = list(range(len(batch.drafts)))  # the open rows, in cache order
-        self.fed = torch.zeros(len(self.rows), dtype=torch.long)  # tokens behind the prompt, per open row
+        # tokens behind each prompt: the question, then the output, whose first token the prefill gave if none
+        self.behind = [list(turn.question) or turn.draft[:1] for turn in batch.turns]
+        self.rows = list(range(len(batch.turns)))  # the open rows, in cache order
+        self.fed = torch.zeros(len(self.rows), dtype=torch.long)  # of the tokens behind the prompt, per open row
 
     def run(self) -> tuple[list[list[int]], list[float]]:
         """Output tokens and reference log-likelihood of each row."""
         logits = self._forward(self.batch.tree)
         likelihoods = self._likelihoods(logits)
+        for row, turn in enumerate(self.batch.turns):
+            if turn.question and turn.barred:
+                logits[row, self.batch.tree.path(row, turn.question)[-1], list(turn.barred)] = float("-inf")
         self._accept(self.batch.tree, logits.argmax(-1).tolist())
         while self.rows:
             tree = TokenTree([[self._guess(row)] for row in self.rows])
             self._accept(tree, self._forward(tree).argmax(-1).tolist())
-        return self.outputs, likelihoods
+        return [self._output(row) for row in range(len(self.behind))], likelihoods
+
+    def _output(self, row: int) -> list[int]:
+        return self.behind[row][len(self.batch.turns[row].question) :]
 
     def _guess(self, row: int) -> list[int]:
         """The token not yet fed, then the draft's tokens at the positions behind it."""
-        done = len(self.outputs[row])
-        last = min(done + max(0, PASS_TOKENS // len(self.rows) - 1), self.new_tokens - 1)
-        return [self.outputs[row][-1], *self.batch.drafts[row][done:last]]
+        turn, done = self.batch.turns[row], len(self._output(row))
+        last = min(done + max(0, PASS_TOKENS // len(self.rows) - 1), turn.new_tokens - 1)
+        return [self.behind[row][-1], *turn.draft[done:last]]
 
     def _forward(self, tree: TokenTree) -> torch.Tensor:
         device = self.batch.lengths.device
@@ -206,16 +240,18 @@ class Decoding:
     def _likelihoods(self, logits: torch.Tensor) -> list[float]:
         """Best reference log-likelihood of each row, from the first pass (all rows, in order)."""
         best: list[float] = []
-        for row, references in enumerate(self.batch.references):
-            totals = [self._likelihood(row, reference, logits) for reference in references]
+        for row, turn in enumerate(self.batch.turns):
+            totals = [self._likelihood(row, turn.question, reference, logits) for reference in turn.references]
             best.append(max(totals, default=0.0))
         return best
 
-    def _likelihood(self, row: int, reference: Sequence[int], logits: torch.Tensor) -> float:
-        if len(reference) < 2:  # the first token comes from the prefill
+    def _likelihood(self, row: int, question: Sequence[int], reference: Sequence[int], logits: torch.Tensor) -> float:
+        """Without a question the first token comes from the prefill and does not count."""
+        first = 0 if question else 1
+        if len(reference) <= first:
             return 0.0
-        nodes = self.batch.tree.path(row, reference[:-1])
-        wanted = torch.tensor(reference[1:], device=logits.device)
+        nodes = self.batch.tree.path(row, [*question, *reference[:-1]])[-(len(reference) - first) :]
+        wanted = torch.tensor(reference[first:], device=logits.device)
         logprobs = torch.log_softmax(logits[row, nodes].float(), dim=-1)
         return float(logprobs.gather(1, wanted[:, None]).double().sum())
 
@@ -224,20 +260,19 @@ class Decoding:
         paths: list[list[int]] = []
         open_rows: list[int] = []
         for position, row in enumerate(self.rows):
-            output = self.outputs[row]
-            nodes: list[int] = []
-            node = tree.children[position].get((-1, output[-1]))
-            while node is not None and not self._closed(output):
+            turn, behind = self.batch.turns[row], self.behind[row]
+            nodes = tree.path(position, behind[int(self.fed[position]) :])
+            while not turn.closed(self._output(row)):
+                behind.append(predictions[position][nodes[-1]])
+                node = tree.children[position].get((nodes[-1], behind[-1]))
+                if node is None:
+                    break
                 nodes.append(node)
-                output.append(predictions[position][node])
-                node = tree.children[position].get((node, output[-1]))
-            if not self._closed(output) and not self.settled(row, output):
+            output = self._output(row)
+            if not turn.closed(output) and not self.settled(row, output):
                 open_rows.append(position)
                 paths.append(nodes)
         self._keep(open_rows, paths)
-
-    def _closed(self, output: list[int]) -> bool:
-        return len(output) >= self.new_tokens or output[-1] in self.stop_tokens
 
     def _keep(self, positions: list[int], paths: list[list[int]]) -> None:
         """Keep these open rows, and of the last pass's slots those on each row's path, left-aligned."""

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.decoding import Batch, Decoding, LocalPairs, TokenTree
+from mosaic_opt.decoding import Batch, Decoding, LocalPairs, Turn
 from mosaic_opt.eviction.attention import attention_switched
 from mosaic_opt.eviction.base import EvictionMethod, Ranking
 from mosaic_opt.model import stop_tokens
@@ -29,6 +29,7 @@ from mosaic_opt.ranked import (
     Progress,
     Prompt,
     RankedPairs,
+    barred,
     batch_rankings,
     place,
 )
@@ -46,12 +47,13 @@ class Measurement:
     Attributes:
         scores: task score of each example, 0 to 1.
         log_likelihoods: log-probability of each example's best reference, summed over its tokens without
-            the first (which comes from the prefill and no allocation changes).
+            the first (which comes from the prefill and no allocation changes, unless a question is fed after it).
         outputs: generated text of each example (cut where its score was settled, if so asked).
         mean_budget: nominal mean layer budget in tokens.
         realised_mean: the same, where no prompt keeps more pairs than it has tokens.
         kv_bytes: bytes of the kept prompt pairs of one example (mean over the examples).
         seconds: wall time.
+        tasks: name of each example's task.
     """
 
     scores: tuple[float, ...]
@@ -61,10 +63,19 @@ class Measurement:
     realised_mean: float
     kv_bytes: int
     seconds: float
+    tasks: tuple[str, ...] = ()
 
     @property
     def score(self) -> float:
         return sum(self.scores) / len(self.scores)
+
+    @property
+    def task_scores(self) -> dict[str, float]:
+        """Mean score of each task's examples."""
+        of_task: dict[str, list[float]] = {}
+        for name, score in zip(self.tasks, self.scores, strict=True):
+            of_task.setdefault(name, []).append(score)
+        return {name: sum(scores) / len(scores) for name, scores in of_task.items()}
 
     @property
     def log_likelihood(self) -> float:
@@ -114,18 +125,17 @@ class Evaluator:
             raise ValueError("evaluator needs at least one example")
         context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         self.longest = max(len(example.tokens) for example in examples)
-        if context is not None and self.longest + task.new_tokens > context:
-            raise ValueError(
-                f"prompt of {self.longest} tokens and {task.new_tokens} new ones exceed the model's context {context}"
-            )
+        whole, new = max(((len(e.tokens) + len(e.question), e.new_tokens) for e in examples), key=sum)
+        if context is not None and whole + new > context:
+            raise ValueError(f"prompt of {whole} tokens and {new} new ones exceed the model's context {context}")
         self.model, self.tokenizer, self.task, self.method = model, tokenizer, task, method
         self.examples = list(examples)
         self.cap = min(cap or self.longest, self.longest)
         self.stop_tokens = stop_tokens(model, tokenizer)
         self._pieces: dict[str, float] = {}
         methods = [method, *(other for other in prefill_for if other.describe() != method.describe())]
-        prefiller = Prefiller(model, methods, new_tokens=task.new_tokens, stop_tokens=self.stop_tokens)
-        self.layers, self.windows = prefiller.layers, prefiller.windows
+        prefiller = Prefiller(model, methods, stop_tokens=self.stop_tokens)
+        self.layers, self.windows, self._stops = prefiller.layers, prefiller.windows, prefiller.stops
         loaded = prefiller.load(self.examples, store, progress or (lambda done, total: None))
         self.drafts = [prompt.draft for prompt, _ in loaded]
         self.pair_bytes = _pair_bytes(loaded[0][0])
@@ -191,14 +201,7 @@ class Evaluator:
         def settled(row: int, tokens: Sequence[int]) -> bool:
             return not complete and self.settled(self.examples[batch.indices[row]], tokens)
 
-        return Decoding(
-            self.model,
-            batch,
-            allocation,
-            new_tokens=self.task.new_tokens,
-            stop_tokens=self.stop_tokens,
-            settled=settled,
-        )
+        return Decoding(self.model, batch, allocation, settled=settled)
 
     def full_scores(self) -> tuple[float, ...]:
         """Task score of each example with the full cache."""
@@ -211,9 +214,9 @@ class Evaluator:
 
     def settled(self, example: Example, tokens: Sequence[int]) -> bool:
         """Whether the task says that nothing that may follow these tokens changes the example's score."""
-        left = self.task.new_tokens - len(tokens)
+        left = example.new_tokens - len(tokens)
         reach = [left * self._most_per_token(reference) for reference in example.references]
-        return self.task.settled(self.text(tokens), example.references, reach)
+        return self.task.settled(self.text(tokens), example, reach)
 
     def _most_per_token(self, reference: str) -> float:
         """The most characters of a reference that one token can supply (case aside).
@@ -239,7 +242,7 @@ class Evaluator:
         return "\0".join(texts).lower()
 
     def _score(self, example: Example, tokens: Sequence[int]) -> float:
-        return self.task.score(self.text(tokens), example.references)
+        return self.task.score(self.text(tokens), example)
 
     def _measurement(
         self,
@@ -258,6 +261,7 @@ class Evaluator:
             realised_mean=sum(kept.mean for kept in realised) / len(realised),
             kv_bytes=round(self.pair_bytes * sum(sum(kept.budgets) for kept in realised) / len(realised)),
             seconds=seconds,
+            tasks=tuple(example.task for example in self.examples),
         )
 
     def _batch(
@@ -273,12 +277,6 @@ class Evaluator:
         if self.place != "mapped":
             pairs = HeldPairs(prompts, orders, limits, device, on_device=self.place == "device")
         examples = [self.examples[index] for index in indices]
-        references = [[tokens[:REFERENCE_TOKENS] for tokens in example.answer_tokens] for example in examples]
-        drafts = [prompt.draft for prompt in prompts]
-        branches = [
-            [draft[:-1], *(reference[:-1] for reference in row)]
-            for draft, row in zip(drafts, references, strict=True)
-        ]
         return Batch(
             indices=indices,
             pairs=pairs,
@@ -289,9 +287,18 @@ class Evaluator:
                 for index, (layer, window) in enumerate(self.windows.items())
             },
             lengths=torch.tensor([len(example.tokens) for example in examples], device=device),
-            drafts=drafts,
-            references=references,
-            tree=TokenTree(branches),
+            turns=[self._turn(example, prompt.draft) for example, prompt in zip(examples, prompts, strict=True)],
+        )
+
+    def _turn(self, example: Example, draft: list[int]) -> Turn:
+        stops = self._stops(example)
+        return Turn(
+            question=example.question,
+            draft=draft,
+            references=[tokens[:REFERENCE_TOKENS] for tokens in example.answer_tokens],
+            new_tokens=example.new_tokens,
+            stop_tokens=stops,
+            barred=barred(example, stops),
         )
 
 

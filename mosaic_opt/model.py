@@ -111,6 +111,11 @@ class ModelSource:
             return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return torch.tensor(self.tokenizer(text)["input_ids"])
 
+    @cached_property
+    def loaded(self) -> PreTrainedModel:
+        """What `load` gives, kept."""
+        return self.load()
+
     def load(self) -> PreTrainedModel:
         """The model in eval mode, on its device, with the attention transformers chooses (sdpa, or eager where
         a model's attention cannot be had otherwise).

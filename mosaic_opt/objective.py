@@ -184,6 +184,8 @@ def attributes(allocation: Allocation, measurement: Measurement, *, outputs: boo
         "example_log_likelihoods": list(measurement.log_likelihoods),
         "seconds": measurement.seconds,
     }
+    if len(set(measurement.tasks)) > 1:
+        recorded["task_scores"] = measurement.task_scores
     if outputs:
         recorded["outputs"] = list(measurement.outputs)
     return recorded

@@ -27,13 +27,14 @@ from mosaic_opt.eviction.attention import (
     ForwardPass,
     UnsupportedModel,
     attention_switched,
+    causal_mask,
     evictable_layers,
     sliding_windows,
 )
 from mosaic_opt.eviction.base import EvictionMethod, PromptStates, Ranking
-from mosaic_opt.tasks import Example, Task
+from mosaic_opt.tasks import Example
 
-RANKED_VERSION = 2
+RANKED_VERSION = 3
 PREFILL_TOKENS = 2048  # prompts of one length are prefilled together up to so many tokens
 
 Progress = Callable[[int, int], None]
@@ -75,8 +76,7 @@ class Prefiller:
         model: decoder-only model in eval mode, sdpa or eager attention; its layers have full attention (these are
             evicted) or a sliding window.
         methods: rank the pairs, all in the same pass.
-        new_tokens: length limit of a draft.
-        stop_tokens: a draft ends with the first of these.
+        stop_tokens: a draft ends with the first of these, or of its example's own.
 
     Raises:
         UnsupportedModel: for a model with other layers, naming them.
@@ -87,11 +87,9 @@ class Prefiller:
         model: PreTrainedModel,
         methods: Sequence[EvictionMethod],
         *,
-        new_tokens: int,
         stop_tokens: frozenset[int],
     ) -> None:
-        self.model, self.methods = model, list(methods)
-        self.new_tokens, self.stop_tokens = new_tokens, stop_tokens
+        self.model, self.methods, self.stop_tokens = model, list(methods), stop_tokens
         self.layers, self.windows = evaluable_layers(model.config)
 
     def load(
@@ -115,14 +113,15 @@ class Prefiller:
 
     @torch.inference_mode()
     def prefill(self, examples: Sequence[Example]) -> list[tuple[Prompt, list[Order]]]:
-        """Prefill prompts of one length together: their pairs, every method's order, the full-cache draft."""
+        """Prefill prompts of one length together (and questions of one length): their pairs, every method's order,
+        the full-cache draft."""
         prompts = torch.tensor([example.tokens for example in examples], device=self.model.device)
         cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
         with attention_switched(self.model):
-            ranking = RankingPass(self.layers, self.methods)
+            ranking = RankingPass(self.layers, self.model.device, self.methods)
             logits = self.model(prompts, cache=cache, mosaic_pass=ranking, logits_to_keep=1).logits
             local = [self._local(cache.layers[layer]) for layer in self.windows]
-            drafts = self._draft(logits[:, -1].argmax(-1), cache)
+            drafts = self._drafts(examples, logits, cache)
         n = prompts.shape[1]
         keys, values = (
             torch.stack([getattr(cache.layers[layer], name)[:, :, :n].cpu() for layer in self.layers], dim=1)
@@ -140,21 +139,27 @@ class Prefiller:
         """What a sliding-window layer holds at the prompt's end, copied: the draft moves the window on."""
         return layer.keys.to("cpu", copy=True), layer.values.to("cpu", copy=True)
 
-    def _draft(self, token: torch.Tensor, cache: Any) -> list[list[int]]:
-        """Greedy continuation with the full cache, up to the generation limit or a stop token."""
-        plain = PlainPass(self.layers)
-        steps = [token]
-        while len(steps) < self.new_tokens:
+    def _drafts(self, examples: Sequence[Example], logits: torch.Tensor, cache: Any) -> list[list[int]]:
+        """Greedy continuations with the full cache, each up to its limit or its first stop token."""
+        plain = PlainPass(self.layers, self.model.device)
+        if examples[0].question:
+            questions = torch.tensor([example.question for example in examples], device=self.model.device)
+            logits = self.model(questions, cache=cache, mosaic_pass=plain).logits
+        stops = [self.stops(example) for example in examples]
+        for row, example in enumerate(examples):
+            logits[row, -1, list(barred(example, stops[row]))] = float("-inf")
+        steps = [logits[:, -1].argmax(-1)]
+        while len(steps) < max(example.new_tokens for example in examples):
             logits = self.model(steps[-1][:, None], cache=cache, mosaic_pass=plain).logits
             steps.append(logits[:, -1].argmax(-1))
-        return [self._cut(row) for row in torch.stack(steps, dim=1).tolist()]
+        rows = torch.stack(steps, dim=1).tolist()
+        return [
+            _cut(row[: example.new_tokens], stop) for row, example, stop in zip(rows, examples, stops, strict=True)
+        ]
 
-    def _cut(self, tokens: list[int]) -> list[int]:
-        """Tokens up to and including the first stop token."""
-        for position, token in enumerate(tokens):
-            if token in self.stop_tokens:
-                return tokens[: position + 1]
-        return tokens
+    def stops(self, example: Example) -> frozenset[int]:
+        """Token ids that end an example's output."""
+        return self.stop_tokens | frozenset(example.stop_tokens)
 
     def _read(self, store: Path, example: Example) -> tuple[Prompt, list[Order]] | None:
         """A stored example; None unless all of it is there and whole (what is not is then made again)."""
@@ -182,18 +187,41 @@ class Prefiller:
         return stored
 
 
-class PlainPass(ForwardPass):
-    """The full cache, whole prompts or single tokens: no mask of our own."""
+def barred(example: Example, stops: frozenset[int]) -> tuple[int, ...]:
+    """Token ids that an output does not begin with: none, but all that end it where the example has its own.
 
-    def mask(self, index: int, queries: int, keys: int, present: torch.Tensor | None) -> None:
-        return None
+    So LongBench does for the task that stops at a newline (its `min_length`).
+    """
+    return tuple(sorted(stops)) if example.stop_tokens else ()
+
+
+def _cut(tokens: list[int], stops: frozenset[int]) -> list[int]:
+    """Tokens up to and including the first that ends them."""
+    end = next((position for position, token in enumerate(tokens) if token in stops), len(tokens))
+    return tokens[: end + 1]
+
+
+class PlainPass(ForwardPass):
+    """The full cache: every query sees what came before it.
+
+    Args:
+        layers: see `ForwardPass`.
+        device: the model's.
+    """
+
+    def __init__(self, layers: tuple[int, ...], device: torch.device) -> None:
+        super().__init__(layers)
+        self.device = device
+
+    def mask(self, index: int, queries: int, keys: int, present: torch.Tensor | None) -> torch.Tensor | None:
+        return causal_mask(queries, None, None, kept=0, after=keys, device=self.device)
 
 
 class RankingPass(PlainPass):
     """A prefill of whole prompts that ranks each layer's pairs for several methods."""
 
-    def __init__(self, layers: tuple[int, ...], methods: Sequence[EvictionMethod]) -> None:
-        super().__init__(layers)
+    def __init__(self, layers: tuple[int, ...], device: torch.device, methods: Sequence[EvictionMethod]) -> None:
+        super().__init__(layers, device)
         self.methods = methods
         self.rankings: list[list[Ranking]] = []  # [layer][method]
 
@@ -305,9 +333,9 @@ def place(total: int, device: torch.device, *, device_bytes: int, host_bytes: in
     return "host" if total <= host_bytes else "mapped"
 
 
-def ranked_fingerprint(model: str, task: Task) -> str:
+def ranked_fingerprint(model: str) -> str:
     """Folder name for ranked caches: everything but example and method that decides what they hold."""
-    parts = [RANKED_VERSION, model, task.new_tokens]
+    parts = [RANKED_VERSION, model]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -329,12 +357,16 @@ def evaluable_layers(config: PreTrainedConfig) -> tuple[tuple[int, ...], dict[in
 
 
 def equal_lengths(indices: list[int], examples: Sequence[Example]) -> list[list[int]]:
-    """Groups of prompts of one length, at most PREFILL_TOKENS a group (or a single prompt)."""
+    """Groups of prompts of one length and questions of one length, at most PREFILL_TOKENS a group (or one prompt)."""
+
+    def lengths(index: int) -> tuple[int, int]:
+        return len(examples[index].tokens), len(examples[index].question)
+
     groups: list[list[int]] = []
-    for index in sorted(indices, key=lambda i: len(examples[i].tokens)):
-        n = len(examples[index].tokens)
+    for index in sorted(indices, key=lengths):
         group = groups[-1] if groups else []
-        if group and len(examples[group[0]].tokens) == n and (len(group) + 1) * n <= PREFILL_TOKENS:
+        room = (len(group) + 1) * lengths(index)[0] <= PREFILL_TOKENS
+        if group and lengths(group[0]) == lengths(index) and room:
             group.append(index)
         else:
             groups.append([index])

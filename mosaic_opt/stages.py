@@ -116,7 +116,7 @@ class Bench:
     @cached_property
     def _model(self) -> Any:
         self.watch.say(f"loading {self.source.name}")
-        return self.source.load()
+        return self.source.loaded
 
     def evaluator(self, split: str) -> Evaluator:
         """The split's evaluator, prefilled on first use."""
@@ -124,7 +124,7 @@ class Bench:
             examples, model = self.examples[split], self._model
             folder = None
             if self.ranked is not None:
-                folder = self.ranked / ranked_fingerprint(f"{self.source.fingerprint}:{model.dtype}", self.task)
+                folder = self.ranked / ranked_fingerprint(f"{self.source.fingerprint}:{model.dtype}")
             with self.watch.bar(f"prefill {split}", len(examples)) as advance:
                 self._evaluators[split] = Evaluator(
                     model=model,
@@ -363,7 +363,7 @@ class Search:
         shared = {
             "stage": stage,
             "metric": self.bench.task.metric,
-            "protocol": "question-aware",
+            "protocol": self.bench.task.protocol,
             "splits": {split: [e.id for e in examples] for split, examples in self.bench.examples.items()},
         }
         return open_study(

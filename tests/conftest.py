@@ -20,11 +20,20 @@ settings.load_profile("shared-cores")
 
 
 class RandomTokens(Task):
-    """Prompts and references of random tokens, of given lengths; scored by the first character."""
+    """Prompts and references of random tokens, of given lengths; scored by the first character.
 
-    def __init__(self, lengths: Sequence[int], new_tokens: int = 16, vocabulary: int = 256) -> None:
+    questions: lengths of the questions fed after the prompts, in turn; none by default.
+    limits: generation limits of the examples, in turn; `new_tokens` by default.
+    stop_tokens: of every second example.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], new_tokens: int = 16, vocabulary: int = 256, questions: Sequence[int] = (0,),
+        limits: Sequence[int] = (), stop_tokens: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         super().__init__(name="random_tokens", metric="first_character", tokens=max(lengths), new_tokens=new_tokens)
         self.lengths, self.vocabulary = lengths, vocabulary
+        self.questions, self.limits, self.ends = questions, limits or [new_tokens], tuple(stop_tokens)
 
     def examples(self, tokenizer, split, count):
         rng = np.random.default_rng([len(split), count])
@@ -36,11 +45,14 @@ class RandomTokens(Task):
                 tokens=draw(self.lengths[index % len(self.lengths)]),
                 references=("a", "b"),
                 answer_tokens=(draw(5), draw(9)),
+                new_tokens=self.limits[index % len(self.limits)],
+                question=draw(self.questions[index % len(self.questions)]),
+                stop_tokens=self.ends if index % 2 else (),
             )
             for index in range(count)
         ]
 
-    def score(self, prediction, references):
+    def score(self, prediction, example):
         return float(prediction[:1].lower() < "m")
 
 

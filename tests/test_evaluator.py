@@ -29,8 +29,8 @@ METHOD = SnapKV(window=8)
 LENGTHS = (5, 40, 60, 60, 71)
 
 
-def make(model, tokenizer, *, lengths=LENGTHS, count=11, new_tokens=16, **arguments):
-    task = RandomTokens(lengths, new_tokens=new_tokens)
+def make(model, tokenizer, *, lengths=LENGTHS, count=11, new_tokens=16, of_task=None, **arguments):
+    task = RandomTokens(lengths, new_tokens=new_tokens, **of_task or {})
     examples = task.examples(tokenizer, "test", count)
     return Evaluator(
         model=model, tokenizer=tokenizer, task=task, examples=examples,
@@ -51,11 +51,14 @@ def decoded(evaluator, allocation):
 
 def live(model, example, allocation, new_tokens, method=METHOD):
     """Tokens of plain generation with the eviction attached, and the logits of each step."""
-    prompt = torch.tensor([example.tokens])
-    with attach(model, method, allocation):
+    prompt = torch.tensor([[*example.tokens, *example.question]])
+    stops = {*example.stop_tokens, *np.atleast_1d(model.generation_config.eos_token_id or [])}
+    options = {"eos_token_id": sorted(stops), "min_new_tokens": 1} if example.stop_tokens else {}
+    with torch.no_grad(), attach(model, method, allocation):
+        cache = model(torch.tensor([example.tokens])).cache if example.question else None
         made = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new_tokens, do_sample=False,
-            output_logits=True, return_dict_in_generate=True,
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new_tokens, do_sample=False, cache=cache,
+            output_logits=True, return_dict_in_generate=True, **options,
         )  # fmt: skip
     return made.sequences[0, prompt.shape[1] :].tolist(), made.logits
 
@@ -90,6 +93,40 @@ def test_tokens_with_any_number_of_query_heads_a_kv_head(byte_tokenizer, heads, 
             assert output == live(model, example, allocation, 16, method)[0]
 
 
+QUESTIONS = {
+    "questions": {"questions": (3, 1, 9)},
+    "some questions": {"questions": (0, 6)},
+    "limits": {"limits": (3, 16, 1)},
+    "stops": {"stop_tokens": range(0, 256, 3)},
+    "all": {"questions": (4, 0, 2), "limits": (16, 5), "stop_tokens": range(0, 256, 2)},
+}
+
+
+@pytest.mark.parametrize("of_task", QUESTIONS.values(), ids=QUESTIONS.keys())
+@pytest.mark.parametrize("method", [SnapKV(window=8), AdaKV(window=8)], ids=["snapkv", "adakv"])
+def test_tokens_with_questions_after_the_prompt_and_limits_and_stops_of_their_own(byte_tokenizer, of_task, method):
+    model = tiny_llama(dtype=torch.float64)
+    evaluator = make(model, byte_tokenizer, method=method, of_task=of_task)
+    different = 0
+    for allocation in allocations(4, 3):
+        for example, output, draft in zip(
+            evaluator.examples, decoded(evaluator, allocation), evaluator.drafts, strict=True
+        ):
+            assert output == live(model, example, allocation, example.new_tokens, method)[0]
+            different += output != draft
+    assert different > 5
+    assert decoded(evaluator, uniform(4, 71)) == evaluator.drafts
+    lengths = {len(output) for output in decoded(evaluator, uniform(4, 9))}
+    assert len(lengths) > 1 or "questions" in of_task
+
+
+def test_the_first_token_depends_on_the_allocation_where_a_question_follows(byte_tokenizer):
+    model = tiny_llama(dtype=torch.float64)
+    evaluator = make(model, byte_tokenizer, of_task={"questions": (5,)})
+    outputs = [decoded(evaluator, uniform(4, budget)) for budget in (8, 71)]
+    assert [output[0] for output in outputs[0]] != [output[0] for output in outputs[1]]
+
+
 def test_the_draft_is_plain_generation_and_a_whole_cache_repeats_it(byte_tokenizer):
     model = tiny_llama(dtype=torch.float64)
     evaluator = make(model, byte_tokenizer)
@@ -110,9 +147,11 @@ def test_odd_generation_limits(byte_tokenizer, new_tokens):
         assert output == live(model, example, allocation, new_tokens)[0]
 
 
-def test_log_likelihood_is_that_of_the_best_reference(byte_tokenizer):
+@pytest.mark.parametrize("questions", [(0,), (3, 0, 1)])
+def test_log_likelihood_is_that_of_the_best_reference(byte_tokenizer, questions):
+    """Of all its tokens where a question follows the prompt, else of all but the first."""
     model = tiny_llama(dtype=torch.float64)
-    evaluator = make(model, byte_tokenizer)
+    evaluator = make(model, byte_tokenizer, of_task={"questions": questions})
     allocation = Allocation([9, 30, 12, 50])
     measured = evaluator.evaluate(allocation)
     for example, found in zip(evaluator.examples, measured.log_likelihoods, strict=True):
@@ -120,9 +159,10 @@ def test_log_likelihood_is_that_of_the_best_reference(byte_tokenizer):
         for reference in example.answer_tokens:
             with torch.no_grad(), attach(model, METHOD, allocation):
                 cache = model(torch.tensor([example.tokens])).cache
-                logits = model(torch.tensor([reference[:-1]]), cache=cache).logits[0]
-            steps = torch.log_softmax(logits.float(), dim=-1)
-            expected.append(sum(float(steps[i, token]) for i, token in enumerate(reference[1:])))
+                logits = model(torch.tensor([[*example.question, *reference[:-1]]]), cache=cache).logits[0]
+            wanted = reference if example.question else reference[1:]
+            steps = torch.log_softmax(logits.float(), dim=-1)[-len(wanted) :]
+            expected.append(sum(float(steps[i, token]) for i, token in enumerate(wanted)))
         assert found == pytest.approx(max(expected), abs=1e-4)
 
 
@@ -176,8 +216,8 @@ def test_outputs_cut_where_the_score_is_settled_score_the_same(byte_tokenizer):
         text = evaluator.text(draft)  # a reference that some outputs contain, some begin, some miss
         plain = [part for part in (text[i : i + 2] for i in range(len(text))) if part.isascii() and part.isalnum()]
         object.__setattr__(example, "references", (plain[0] if plain else "zz",))
-    evaluator.task.score = lambda text, references: ruler.score("niah_single_1", text, references)
-    evaluator.task.settled = ruler.settled
+    evaluator.task.score = lambda text, example: ruler.score("niah_single_1", text, example.references)
+    evaluator.task.settled = lambda text, example, reach: ruler.settled(text, example.references, reach)
     shorter, found = 0, 0.0
     for allocation in allocations(4, 6):
         whole, cut = (evaluator.evaluate(allocation, complete=complete) for complete in (True, False))
@@ -215,8 +255,8 @@ def test_measurement_numbers(byte_tokenizer, model):
 def test_references_of_one_token_or_none_have_no_likelihood(byte_tokenizer, model):
     evaluator = make(model, byte_tokenizer)
     for batch in evaluator.batches:
-        for row in range(len(batch.references)):
-            batch.references[row] = [(7,)] if row % 2 else []
+        for row, turn in enumerate(batch.turns):
+            turn.references[:] = [(7,)] if row % 2 else []
     assert set(evaluator.evaluate(uniform(4, 9)).log_likelihoods) == {0.0}
 
 
@@ -346,7 +386,8 @@ def mixed(config_class, model_class, **arguments):
 )
 def test_models_with_sliding_window_layers(byte_tokenizer, tmp_path, made, method):
     model = made()
-    evaluator = make(model, byte_tokenizer, method=method, count=5, new_tokens=24, store=tmp_path)
+    of_task = {"questions": (0, 5, 1)}
+    evaluator = make(model, byte_tokenizer, method=method, count=5, new_tokens=24, store=tmp_path, of_task=of_task)
     assert evaluator.layers == (1, 3)
     different = 0
     for allocation in allocations(2, 3):
@@ -356,6 +397,8 @@ def test_models_with_sliding_window_layers(byte_tokenizer, tmp_path, made, metho
             assert_alike(output, expected, logits)
         different += sum(output != draft for output, draft in zip(outputs, evaluator.drafts, strict=True))
     assert different > 3
+    for example, draft in zip(evaluator.examples, evaluator.drafts, strict=True):
+        assert_alike(draft, *live(model, example, uniform(2, 71), 24, method))
 
 
 def test_models_with_recurrent_layers_are_refused(byte_tokenizer):

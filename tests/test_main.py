@@ -27,7 +27,7 @@ from mosaic_opt.model import ModelSource
 from mosaic_opt.study import completed, open_storage
 
 CONF = Path(__file__).parents[1] / "conf"
-VERBS = ("search", "evaluate", "generate", "bench", "dashboard")
+VERBS = ("search", "evaluate", "tasks", "baseline", "generate", "bench", "dashboard")
 GROUPS = ("model", "task", "eviction", "sampler", "storage")
 SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4", "levels=[32,64,128,256]"]
 
@@ -99,6 +99,25 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["evaluate", "allocation=uniform:x"], "uniform"),
         (["evaluate", "allocation=[1,2]", "model=random"], "4 budgets"),
         (["evaluate", "allocation=uniform:64", "split=dev"], "split must be one of"),
+        (["search", "task=mixture", "task.tasks=[niah_single2]"], "task must be one of niah_single_2, "),
+        (["search", "task=mixture", "task.tasks=niah_single_2"], "task.tasks must be a list of at least one name"),
+        (["search", "task=mixture", "calibration=3"], "count must be a multiple of 2"),
+        (["search", "task=mixture", "task.tasks=[vt,vt]"], "different names"),
+        (["search", "task=qasper", "task.path=nowhere"], "put rows there"),
+        (["search", "task=file", "task.path=nowhere.jsonl"], "nowhere.jsonl"),
+        (["search", "task=lcc", "task.protocol=both"], "protocol must be one of question-aware"),
+        (["search", "prefill_for=snapkv"], "prefill_for must be a list of names"),
+        (["search", "prefill_for=[snap]"], "eviction must be one of snapkv"),
+        (["baseline", "tasks=[niah]"], "task must be one of niah"),
+        (["baseline", "tasks=[]"], "tasks must be"),
+        (["baseline", "tasks=vt"], "tasks must be a list of at least one name"),
+        (["baseline", "budgets=[0]"], "budgets must be a whole number between 1"),
+        (["baseline", "budgets=128"], "budgets must be a list"),
+        (["baseline", "split=all"], "split must be one of"),
+        (["baseline", "examples=0"], "examples"),
+        (["baseline", "model=random", "tasks=[vt]", "tokens=100"], "tokens must be at least"),
+        (["baseline", "model=random", "table=/proc/none/t.md"], "table"),
+        (["tasks", "tokens=x"], "tokens"),
         (["dashboard", "port=0"], "port"),
         (["dashboard", "port=true"], "port"),
         (["search", "tokens=abc"], "tokens"),
@@ -166,8 +185,8 @@ def test_help_lists_every_verb_with_an_example(capfd):
 )
 def test_bad_input_is_one_line_and_exit_code_2(capfd, tmp_path, monkeypatch, arguments, named):
     monkeypatch.setattr("mosaic_opt.model.ModelSource.load", lambda self: pytest.fail("a model was loaded"))
-    own = ("output=", "serch", "=", "generate", "bench")
-    home = [] if any(a.startswith(own) for a in arguments) else [f"output={tmp_path}"]
+    own = ("output=", "serch", "=", "tasks", "generate", "bench")
+    home = [] if any(a.startswith(own) for a in arguments if not a.startswith("tasks=")) else [f"output={tmp_path}"]
     code, out, err = run(capfd, *arguments, *home)
     assert code == 2
     assert out == ""
@@ -241,6 +260,71 @@ def test_a_raced_search_comes_to_its_result(capfd, tmp_path):
     code, _, err = run(capfd, "search", *arguments, "batch_size=1")
     assert code == 2
     assert "race is False, stored True" in err
+
+
+def test_tasks_are_listed_with_what_their_data_lacks(capfd, monkeypatch):
+    monkeypatch.delenv("MOSAIC_LONGBENCH", raising=False)
+    code, out, err = run(capfd, "tasks")
+    assert code == 0
+    rows = {row["task"]: row for row in json.loads(out)}
+    assert set(rows) == {file.stem for file in (CONF / "task").glob("*.yaml")} - {"mixture"}
+    assert "data/qasper.jsonl" in rows["qasper"]["missing"]
+    assert rows["qasper"]["category"] == "single-document QA"
+    assert rows["next_line"]["missing"] is None
+    assert min(rows["next_line"]["examples"].values()) > 64
+    assert all(row["category"] and row["new_tokens"] for row in rows.values())
+    assert "niah_multivalue" in err
+
+
+def test_tasks_over_rows_of_the_users(capfd, tmp_path, monkeypatch):
+    """A file by one setting; LongBench's folder by its variable; both protocols; the result names the protocol."""
+    rows = [
+        {"context": f"Box {i} holds a pen. " * 30, "question": f"\nWhat does box {i} hold?", "answers": ["pen"]}
+        for i in range(60)
+    ]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = ["task=file", f"task.path={tmp_path}/own.jsonl", "task.metric=f1", "task.new_tokens=4"]
+    for protocol in ("question-aware", "question-agnostic"):
+        output = f"output={tmp_path}/{protocol}"
+        arguments = [*SMALL, *data, "budgets=[64]", "trials=2", "refine_trials=0", output]
+        code, out, err = run(capfd, "search", *arguments, f"task.protocol={protocol}")
+        assert code == 0, err
+        assert json.loads(out)["protocol"] == protocol
+    (tmp_path / "own.jsonl").write_text(json.dumps(rows[0]) + "\n{broken\n")
+    code, _, err = run(capfd, "search", *SMALL, *data, f"output={tmp_path}/broken")
+    assert code == 2
+    assert "own.jsonl, line 2" in err
+
+
+def test_a_mixture_keeps_the_scores_of_its_tasks(capfd, tmp_path):
+    arguments = ["task=mixture", "task.tasks=[niah_single_1,next_line]", "calibration=4", "selection=4", "trials=3"]
+    code, out, err = run(
+        capfd, "search", *SMALL, *arguments, "budgets=[64]", "refine_trials=0", "study=m", f"output={tmp_path}"
+    )
+    assert code == 0, err
+    assert json.loads(out)["metric"] == "mean of string_match_all, code_similarity"
+    study = optuna.load_study(study_name="m", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db"))
+    for trial in completed(study):
+        scores = trial.user_attrs["task_scores"]
+        assert set(scores) == {"niah_single_1", "next_line"}
+        assert trial.user_attrs["score"] == pytest.approx(sum(scores.values()) / 2)
+
+
+def test_baseline_measures_full_cache_and_uniform_on_several_tasks(capfd, tmp_path):
+    arguments = ["model=random", "tasks=[niah_single_1,next_line]", "budgets=[64,2000]", "examples=3", "tokens=900"]
+    code, out, err = run(capfd, "baseline", *arguments, f"output={tmp_path}", f"table={tmp_path}/table.md")
+    assert code == 0, err
+    rows = {row["task"]: row for row in json.loads(out)}
+    assert set(rows) == {"niah_single_1", "next_line"}
+    for row in rows.values():
+        assert row["examples"] == 3
+        assert row["uniform"]["2000"] == row["full"]  # a budget beyond the prompt evicts nothing
+        assert row["headroom"]["2000"] == [0, 0, 0]
+        assert row["headroom"]["64"][0] == pytest.approx(row["full"][0] - row["uniform"]["64"][0])
+    table = (tmp_path / "table.md").read_text().splitlines()
+    assert len(table) == 2 + 2 * 2
+    assert table[0].startswith("| task | category |")
+    assert rows["niah_single_1"]["mark"] == {"64": "floor", "2000": "floor"}  # random weights know no answer
 
 
 def test_kill_9_at_a_random_moment_changes_nothing(tmp_path):
@@ -438,11 +522,11 @@ def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_p
     if overrides == ["model=custom"]:
         overrides = ["model=custom", "model.name=random"]
     with initialize_config_module("mosaic_opt.conf", version_base="1.3"):
-        home = [] if verb in ("generate", "bench") else [f"output={tmp_path}"]
+        home = [] if verb in ("tasks", "generate", "bench") else [f"output={tmp_path}"]
         config = compose(verb, [*overrides, *home])
     for group in GROUPS:
         if group in config and "_target_" in config[group]:
-            made = instantiate(config[group])
+            made = command._task(config) if group == "task" else instantiate(config[group])
             assert made is not None
             if group == "sampler":
                 assert isinstance(made(), optuna.samplers.BaseSampler)

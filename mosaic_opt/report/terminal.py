@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +95,39 @@ def print_generations(report: dict[str, Any]) -> None:
     table.add_row("tokens/s", *(_number(run["tokens_per_second"]) for run in runs))
     table.add_row("KV cache", *(_size(run["kv_bytes"]) for run in runs))
     _console().print(table)
+
+
+def print_table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """A table as it is."""
+    table = Table(*headings)
+    for row in cells:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def print_tasks(rows: Sequence[dict[str, Any]]) -> None:
+    """Every task of `mosaic tasks`, and below the table what is missing."""
+    cells = [
+        [
+            row["task"],
+            row["category"],
+            row["metric"] or "",
+            str(row["new_tokens"]),
+            ""
+            if row["missing"]
+            else " / ".join("any" if count is None else str(count) for count in row["examples"].values()),
+            "missing" if row["missing"] else "here",
+        ]
+        for row in rows
+    ]
+    print_table(
+        ["task", "category", "metric", "new tokens", "examples: calibration / selection / test", "data"], cells
+    )
+    reasons = [f"{row['task']}: {row['missing']}" for row in rows if row["missing"]]
+    for reason in reasons[:1]:
+        _console().print(reason, soft_wrap=True)
+    if len(reasons) > 1:
+        _console().print(f"and {len(reasons) - 1} more tasks, see `missing` in the JSON")
 
 
 def print_bench(rows: list[dict[str, Any]]) -> None:

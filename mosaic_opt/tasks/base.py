@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,18 +15,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SPLITS = ("calibration", "selection", "test")
+PROTOCOLS = ("question-aware", "question-agnostic")
 
 
 @dataclass(frozen=True)
 class Example:
     """One prompt with its references.
 
-    id: 16 hex digits of a sha256 over `tokens` and `references`.
-    prompt: the text that was tokenised; no chat template.
-    tokens: the prompt's token ids exactly as fed to the model, with the tokenizer's own BOS, if it adds one.
+    id: 16 hex digits of a sha256 over everything else but `prompt`.
+    task: name of the task it belongs to.
+    prompt: the text that was tokenised, question and answer prefix included.
+    tokens: ids that are prefilled and compressed, exactly as fed to the model, with the tokenizer's own BOS, if it
+        adds one.
+    question: ids fed after the compression, before the answer; empty under the question-aware protocol.
     references: the answers, without leading space.
-    answer_tokens: per reference, the token ids of " " + reference after the prompt, so that
-        `tokens + answer_tokens[i]` decodes to `prompt + " " + references[i]`.
+    answer_tokens: per reference, the token ids of the answer as it follows the prompt.
+    new_tokens: generation limit.
+    classes: names that a classification task's metric looks for.
+    stop_tokens: ids that end this example's output, besides the model's own; where there are any, the output cannot
+        begin with one of them or of the model's own.
     """
 
     id: str
@@ -34,6 +41,11 @@ class Example:
     tokens: tuple[int, ...]
     references: tuple[str, ...]
     answer_tokens: tuple[tuple[int, ...], ...]
+    new_tokens: int
+    task: str = ""
+    question: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
 
 
 class Task(ABC):
@@ -41,18 +53,26 @@ class Task(ABC):
 
     name: shown in reports.
     metric: name of the metric behind `score`.
-    tokens: prompt length in tokens of the model's tokenizer.
-    new_tokens: generation limit in tokens.
+    tokens: prompt length in tokens of the model's tokenizer: exact for generated tasks, the most for others.
+    new_tokens: generation limit in tokens; examples may have their own.
+    protocol: `question-aware` (the question is part of the prompt that is compressed) or `question-agnostic` (the
+        context is compressed, the question is fed after it).
+    category: what kind of task it is, for tables.
     """
 
-    def __init__(self, *, name: str, metric: str, tokens: int, new_tokens: int) -> None:
+    category = "own data"
+
+    def __init__(self, *, name: str, metric: str, tokens: int, new_tokens: int, protocol: str = PROTOCOLS[0]) -> None:
         for field, value in (("tokens", tokens), ("new_tokens", new_tokens)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{field} must be at least 1 and whole, got {value!r}")
+        if protocol not in PROTOCOLS:
+            raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {protocol!r}")
         self.name = name
         self.metric = metric
         self.tokens = tokens
         self.new_tokens = new_tokens
+        self.protocol = protocol
 
     @abstractmethod
     def examples(self, tokenizer: PreTrainedTokenizerBase, split: str, count: int) -> list[Example]:
@@ -61,27 +81,21 @@ class Task(ABC):
         split: one of SPLITS; no two splits share text or answers.
         """
 
+    def sizes(self) -> dict[str, int | None]:
+        """Examples that each split has; here None: a generator makes as many as are asked for."""
+        return dict.fromkeys(SPLITS)
+
     @abstractmethod
-    def score(self, prediction: str, references: Sequence[str]) -> float:
+    def score(self, prediction: str, example: Example) -> float:
         """Score of a generated text, from 0 to 1."""
 
-    def settled(self, prediction: str, references: Sequence[str], reach: Sequence[float]) -> bool:
+    def settled(self, prediction: str, example: Example, reach: Sequence[float]) -> bool:
         """Whether no continuation of the text can change its score any more, so that decoding may stop.
 
         reach: for each reference, the most of its characters that the tokens still allowed can add.
         Here never; a task that can tell overrides this.
         """
         return False
-
-    def describe(self) -> dict[str, Any]:
-        """What determines the examples, as JSON values, for a fingerprint; subclasses add to it."""
-        return {
-            "task": type(self).__name__,
-            "name": self.name,
-            "metric": self.metric,
-            "tokens": self.tokens,
-            "new_tokens": self.new_tokens,
-        }
 
 
 def check_request(split: str, count: int, largest: int) -> None:
@@ -98,42 +112,103 @@ def stable_generator(*parts: str | int) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Token ids of a whole prompt, with the special tokens the tokenizer adds by itself."""
-    return list(tokenizer(prompt, verbose=False)["input_ids"])
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: bool = True) -> list[int]:
+    """Token ids of a text; `special`: with the special tokens that the tokenizer adds by itself to a whole prompt."""
+    return list(tokenizer(prompt, add_special_tokens=special, verbose=False)["input_ids"])
 
 
 def build_example(
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     references: Sequence[str],
+    *,
+    new_tokens: int,
+    task: str = "",
     tokens: Sequence[int] | None = None,
+    context: int | None = None,
+    special: bool = True,
+    exact: bool = True,
+    separator: str = " ",
+    classes: Sequence[str] = (),
+    stop_tokens: Sequence[int] = (),
 ) -> Example:
-    """An Example whose answer tokens are checked to continue the prompt.
+    """An Example of a whole prompt.
 
-    references: at least one; none empty or with outer spaces.
-    tokens: `encode(tokenizer, prompt)` if it is known already.
-    Raises ValueError where the prompt's last token would merge with an answer, or decoding changes the text.
+    references: at least one; none empty and, if exact, none with outer spaces.
+    tokens: `encode(tokenizer, prompt, special=special)` if it is known already.
+    special: whether the tokenizer adds its special tokens; not to a prompt whose chat template has written them.
+    context: number of the prompt's characters that are compressed before the rest is fed; None compresses all.
+    exact: check that the answer tokens continue the prompt: `tokens + question + answer_tokens[i]` decodes to
+        `prompt + separator + references[i]`. Otherwise they are those of " " + reference by itself, or of the
+        reference where the prompt ends in white space.
+    separator: white space between the prompt and an answer (exact only).
+    Raises ValueError for bad references, for a context that is empty or the whole prompt, and (exact) where the
+    prompt's last token would merge with an answer, or decoding changes the text.
     """
-    if not references or any(not text or text != text.strip() for text in references):
+    if not references or any(not text.strip() or (exact and text != text.strip()) for text in references):
         raise ValueError(f"references must be non-empty texts without outer spaces, got {list(references)!r}")
-    ids = encode(tokenizer, prompt) if tokens is None else list(tokens)
-    answers = tuple(_answer_tokens(tokenizer, prompt, ids, text) for text in references)
-    content = json.dumps([ids, list(references)]).encode()
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    return Example(digest, prompt, tuple(ids), tuple(references), answers)
+    ids = encode(tokenizer, prompt, special=special) if tokens is None else list(tokens)
+    if exact:
+        answers = tuple(_exact_answer(tokenizer, prompt, ids, separator, text) for text in references)
+    else:
+        answers = tuple(_plain_answer(tokenizer, prompt, text) for text in references)
+    compressed, question = (ids, []) if context is None else split_prompt(tokenizer, prompt, ids, context, special)
+    content = {
+        "task": task,
+        "tokens": compressed,
+        "question": question,
+        "references": list(references),
+        "answer_tokens": answers,
+        "new_tokens": new_tokens,
+        "classes": list(classes),
+        "stop_tokens": list(stop_tokens),
+    }
+    return Example(
+        id=hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16],
+        prompt=prompt,
+        tokens=tuple(compressed),
+        references=tuple(references),
+        answer_tokens=answers,
+        new_tokens=new_tokens,
+        task=task,
+        question=tuple(question),
+        classes=tuple(classes),
+        stop_tokens=tuple(stop_tokens),
+    )
 
 
-def _answer_tokens(
-    tokenizer: PreTrainedTokenizerBase, prompt: str, ids: list[int], reference: str
+def split_prompt(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, ids: list[int], context: int, special: bool = True
+) -> tuple[list[int], list[int]]:
+    """Token ids of the first `context` characters, and of the rest; tokenised apart where a token spans both.
+
+    White space at the cut goes to the side where no token spans both, if there is one.
+    """
+    if not 0 < context < len(prompt):
+        raise ValueError(f"context must be from 1 to {len(prompt) - 1} characters of the prompt, got {context}")
+    ends = (context, len(prompt[:context].rstrip()), len(prompt) - len(prompt[context:].lstrip()))
+    for end in ends:
+        first = encode(tokenizer, prompt[:end], special=special)
+        if end and ids[: len(first)] == first and len(first) < len(ids):
+            return first, ids[len(first) :]
+    return encode(tokenizer, prompt[:context], special=special), encode(tokenizer, prompt[context:], special=False)
+
+
+def _plain_answer(tokenizer: PreTrainedTokenizerBase, prompt: str, reference: str) -> tuple[int, ...]:
+    answer = reference.rstrip() if prompt[-1:].isspace() else f" {reference.strip()}"
+    return tuple(encode(tokenizer, answer, special=False))
+
+
+def _exact_answer(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, ids: list[int], separator: str, reference: str
 ) -> tuple[int, ...]:
     """Tokenises the answer after the prompt's last line (whole prompts are slow), then checks the whole."""
-    line = prompt.rpartition("\n")[2]
+    line = prompt[prompt.rstrip().rfind("\n") + 1 :]
     alone = encode(tokenizer, line)
-    joint = encode(tokenizer, f"{line} {reference}")
+    joint = encode(tokenizer, f"{line}{separator}{reference}")
     answer = joint[len(alone) :]
     decoded = tokenizer.decode(ids + answer, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    if joint[: len(alone)] != alone or decoded != f"{prompt} {reference}":
+    if joint[: len(alone)] != alone or decoded != f"{prompt}{separator}{reference}":
         raise ValueError(
             f"tokenizer must keep the prompt's tokens when an answer follows and decode to the same text, "
             f"got another result for the answer {reference!r} after {prompt[-40:]!r}"
