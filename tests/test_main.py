@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, StableLmConfig
 
 from mosaic_opt import __main__ as command
 from mosaic_opt.model import ModelSource
+from mosaic_opt.settings import configured_task
 from mosaic_opt.study import completed, open_storage
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -526,7 +527,7 @@ def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_p
         config = compose(verb, [*overrides, *home])
     for group in GROUPS:
         if group in config and "_target_" in config[group]:
-            made = command._task(config) if group == "task" else instantiate(config[group])
+            made = configured_task(config) if group == "task" else instantiate(config[group])
             assert made is not None
             if group == "sampler":
                 assert isinstance(made(), optuna.samplers.BaseSampler)

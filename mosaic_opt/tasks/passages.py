@@ -11,7 +11,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mosaic_opt.tasks.base import (
@@ -24,6 +23,7 @@ from mosaic_opt.tasks.base import (
     encode,
     stable_generator,
 )
+from mosaic_opt.tasks.essay import paragraphs, sentences_of
 from mosaic_opt.tasks.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ LONGEST = 60  # words of a paragraph, so that a prompt has many
 REPEATED = 0.7  # the most of a prompt's paragraphs, on average, that repeat another
 WORDS = 4  # of a paragraph that describe it
 
-_HAYSTACK = Path(__file__).parent / "data" / "haystack.txt"
-_SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')]))\s+(?=["'(]?[A-Z])""")
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
@@ -188,7 +186,7 @@ class PassageRetrieval(_Passages):
 
     def _question(self, pool: _Pool, first: int, generator: np.random.Generator) -> _Question:
         text = pool.texts[first]
-        sentences = _SENTENCE_END.split(text)
+        sentences = sentences_of(text)
         if self.abstract == "words":
             parts = pool.rarest(text)
             description = ", ".join(parts) + "."
@@ -298,7 +296,4 @@ class _Pool:
 @cache
 def _paragraphs(split: str) -> tuple[str, ...]:
     """Those of the split's third of the text (contiguous) of at least two sentences and at most LONGEST words."""
-    paragraphs = _HAYSTACK.read_text(encoding="ascii").splitlines()
-    part = SPLITS.index(split)
-    own = paragraphs[len(paragraphs) * part // len(SPLITS) : len(paragraphs) * (part + 1) // len(SPLITS)]
-    return tuple(text for text in own if _SENTENCE_END.search(text) and len(text.split()) <= LONGEST)
+    return tuple(text for text in paragraphs(split) if len(sentences_of(text)) > 1 and len(text.split()) <= LONGEST)

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mosaic_opt.tasks.base import PROTOCOLS, SPLITS, stable_generator
+from mosaic_opt.tasks.essay import paragraphs
 from mosaic_opt.tasks.ruler.prompts import FilledTask, Prompt, Quiz
 from mosaic_opt.tasks.ruler.questions import Collection, Question, read, shipped
-from mosaic_opt.tasks.ruler.supply import paragraphs, placed
+from mosaic_opt.tasks.ruler.supply import placed
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mosaic_opt.tasks.base import SPLITS
-from mosaic_opt.tasks.ruler.supply import DATA
+from mosaic_opt.tasks.essay import DATA
 
 SHIPPED = "documents.json"
 

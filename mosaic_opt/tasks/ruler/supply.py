@@ -6,15 +6,13 @@ import re
 import uuid
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mosaic_opt.tasks.base import SPLITS
+from mosaic_opt.tasks.essay import DATA, essay, paragraphs, sentences_of
 
 if TYPE_CHECKING:
     import numpy as np
-
-DATA = Path(__file__).parents[1] / "data"
 
 # One set a split, so that the splits share no haystack text.
 NOISE = {
@@ -49,7 +47,6 @@ NOISE = {
 NUMBERS_PER_SPLIT = 3_000_000  # the 7-digit numbers, split by their remainder modulo 3
 
 _FIRST_DIGITS = "0123456789abcde"  # of a uuid; five a split
-_SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')]))\s+(?=["'(]?[A-Z])""")
 _WORD = re.compile(r"(?<![\w'-])[a-z]{4,10}(?![\w'-])")
 
 
@@ -98,16 +95,8 @@ def key_pairs(split: str) -> tuple[str, ...]:
 @cache
 def vocabulary(split: str) -> tuple[str, ...]:
     """The split's third of the essay's lower-case words of 4 to 10 letters."""
-    found = sorted(set(_WORD.findall((DATA / "haystack.txt").read_text(encoding="ascii"))))
+    found = sorted(set(_WORD.findall(essay())))
     return tuple(found[SPLITS.index(split) :: len(SPLITS)])
-
-
-@cache
-def paragraphs(split: str) -> tuple[str, ...]:
-    """The split's third of the essay's paragraphs (contiguous)."""
-    lines = (DATA / "haystack.txt").read_text(encoding="ascii").splitlines()
-    part = SPLITS.index(split)
-    return tuple(lines[len(lines) * part // len(SPLITS) : len(lines) * (part + 1) // len(SPLITS)])
 
 
 @cache
@@ -115,7 +104,7 @@ def sentences(haystack: str, split: str) -> tuple[str, ...]:
     """The split's noise set (haystack "noise"), or its paragraphs of the essay as sentences ("essay")."""
     if haystack == "noise":
         return NOISE[split]
-    return tuple(sentence for paragraph in paragraphs(split) for sentence in _SENTENCE_END.split(paragraph))
+    return tuple(sentence for paragraph in paragraphs(split) for sentence in sentences_of(paragraph))
 
 
 def placed(haystack: Sequence[str], inserts: Sequence[str], depths: Sequence[float]) -> list[str]:
