@@ -10,6 +10,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from scipy.optimize import differential_evolution
+from scipy.special import expit
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 
@@ -79,8 +80,11 @@ def _most_probable(units: Floats, labels: npt.NDArray[np.bool_], rng: np.random.
         classifier.fit(units, labels)
 
     def improbability(columns: Floats) -> Any:
-        """Of one point (d,), as the polishing asks, or of points (d, n)."""
-        values = -classifier.predict_proba(columns.T.reshape(-1, units.shape[1]))[:, 1]
+        """Of one point (d,), as the polishing asks, or of points (d, n); `predict_proba` without its input checks."""
+        values = columns.T.reshape(-1, units.shape[1])
+        for weights, intercepts in zip(classifier.coefs_[:-1], classifier.intercepts_[:-1], strict=True):
+            values = np.maximum(values @ weights + intercepts, 0.0)
+        values = -expit(values @ classifier.coefs_[-1] + classifier.intercepts_[-1])[:, 0]
         return values if columns.ndim == 2 else float(values[0])
 
     found = differential_evolution(
