@@ -20,7 +20,7 @@ from mosaic_opt.allocation import Allocation
 from mosaic_opt.eviction.attention import ForwardPass
 from mosaic_opt.eviction.base import Ranking
 from mosaic_opt.eviction.cache import PrefixLayer
-from mosaic_opt.ranked import RankedPairs
+from mosaic_opt.ranked import RankedPairs, closed
 
 PASS_TOKENS = 32  # tokens a pass after the first may hold: so few cost hardly more than one does
 
@@ -51,7 +51,7 @@ class Turn:
 
     def closed(self, output: Sequence[int]) -> bool:
         """Whether an output (without the question) is at its end."""
-        return len(output) >= self.new_tokens or (len(output) > 0 and output[-1] in self.stop_tokens)
+        return closed(output, self.new_tokens, self.stop_tokens)
 
 
 @dataclass(frozen=True)

@@ -148,14 +148,15 @@ class Prefiller:
         stops = [self.stops(example) for example in examples]
         for row, example in enumerate(examples):
             logits[row, -1, list(barred(example, stops[row]))] = float("-inf")
-        steps = [logits[:, -1].argmax(-1)]
-        while len(steps) < max(example.new_tokens for example in examples):
-            logits = self.model(steps[-1][:, None], cache=cache, mosaic_pass=plain).logits
-            steps.append(logits[:, -1].argmax(-1))
-        rows = torch.stack(steps, dim=1).tolist()
-        return [
-            _cut(row[: example.new_tokens], stop) for row, example, stop in zip(rows, examples, stops, strict=True)
-        ]
+        limits, drafts = [example.new_tokens for example in examples], [list[int]() for _ in examples]
+        while True:
+            step = logits[:, -1].argmax(-1)
+            for draft, limit, stop, token in zip(drafts, limits, stops, step.tolist(), strict=True):
+                if not closed(draft, limit, stop):
+                    draft.append(token)
+            if all(closed(*ends) for ends in zip(drafts, limits, stops, strict=True)):
+                return drafts
+            logits = self.model(step[:, None], cache=cache, mosaic_pass=plain).logits
 
     def stops(self, example: Example) -> frozenset[int]:
         """Token ids that end an example's output."""
@@ -195,10 +196,9 @@ def barred(example: Example, stops: frozenset[int]) -> tuple[int, ...]:
     return tuple(sorted(stops)) if example.stop_tokens else ()
 
 
-def _cut(tokens: list[int], stops: frozenset[int]) -> list[int]:
-    """Tokens up to and including the first that ends them."""
-    end = next((position for position, token in enumerate(tokens) if token in stops), len(tokens))
-    return tokens[: end + 1]
+def closed(output: Sequence[int], limit: int, stops: frozenset[int]) -> bool:
+    """Whether an output is at its end: it has so many tokens, or the last one ends it."""
+    return len(output) >= limit or (len(output) > 0 and output[-1] in stops)
 
 
 class PlainPass(ForwardPass):
