@@ -20,7 +20,7 @@ from mosaic_opt.allocation import Allocation
 from mosaic_opt.decoding import Batch, Decoding, LocalPairs, Turn
 from mosaic_opt.eviction.attention import attention_switched
 from mosaic_opt.eviction.base import EvictionMethod, Ranking
-from mosaic_opt.model import stop_tokens
+from mosaic_opt.model import require_fit, stop_tokens
 from mosaic_opt.ranked import (
     HeldPairs,
     MappedPairs,
@@ -123,11 +123,9 @@ class Evaluator:
     ) -> None:
         if not examples:
             raise ValueError("evaluator needs at least one example")
-        context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
         self.longest = max(len(example.tokens) for example in examples)
-        whole, new = max(((len(e.tokens) + len(e.question), e.new_tokens) for e in examples), key=sum)
-        if context is not None and whole + new > context:
-            raise ValueError(f"prompt of {whole} tokens and {new} new ones exceed the model's context {context}")
+        for example in examples:
+            require_fit(model.config, example.length, example.new_tokens)
         self.model, self.tokenizer, self.task, self.method = model, tokenizer, task, method
         self.examples = list(examples)
         self.cap = min(cap or self.longest, self.longest)

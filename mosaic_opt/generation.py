@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 from mosaic_opt.allocation import Allocation
 from mosaic_opt.eviction import Eviction, EvictionMethod, attach
 from mosaic_opt.eviction.cache import cache_bytes
+from mosaic_opt.model import require_fit
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,6 @@ class Generation:
         """Tokens decoded a second over all rows, the first of each left out; None if there was only that."""
         decoded = sum(len(row) - 1 for row in self.tokens)
         return decoded / self.decode_seconds if decoded and self.decode_seconds > 0 else None
-
-
-def require_fit(config: PreTrainedConfig, prompt: int, new_tokens: int) -> None:
-    """Raise ValueError unless a prompt of so many tokens and what follows fit the model's context."""
-    context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if prompt < 1:
-        raise ValueError("prompt must have at least one token; it is empty")
-    if context is not None and prompt + new_tokens > context:
-        raise ValueError(
-            f"prompt of {prompt} tokens and {new_tokens} new ones exceed the model's context of {context} tokens"
-        )
 
 
 def generate(

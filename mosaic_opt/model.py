@@ -163,6 +163,17 @@ class ModelSource:
         return own if device.type == "cuda" and own is not None else torch.float32
 
 
+def require_fit(config: PreTrainedConfig, prompt: int, new_tokens: int) -> None:
+    """Raise ValueError unless a prompt of so many tokens and what follows fit the model's context."""
+    context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if prompt < 1:
+        raise ValueError("prompt must have at least one token; it is empty")
+    if context is not None and prompt + new_tokens > context:
+        raise ValueError(
+            f"prompt of {prompt} tokens and {new_tokens} new ones exceed the model's context of {context} tokens"
+        )
+
+
 def stop_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every end-of-sequence id of the generation config, else the tokenizer's."""
     configured = model.generation_config.eos_token_id if model.generation_config else None

@@ -26,7 +26,7 @@ from mosaic_opt.allocation import Allocation
 from mosaic_opt.design import initial_design, refinement_design
 from mosaic_opt.evaluator import Evaluator, Measurement
 from mosaic_opt.eviction import EvictionMethod, require_skip
-from mosaic_opt.model import ModelSource
+from mosaic_opt.model import ModelSource, require_fit
 from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective, by_score
 from mosaic_opt.paired import shrunk
 from mosaic_opt.ranked import evaluable_layers, ranked_fingerprint
@@ -79,12 +79,19 @@ class Bench:
 
     @cached_property
     def examples(self) -> dict[str, list[Example]]:
-        """Examples of each split; raises ValueError if two splits share one."""
+        """Examples of each split.
+
+        Raises:
+            ValueError: if two splits share one and the task does not allow it, or one exceeds the model's context.
+        """
         tokenizer = self.source.tokenizer
         made = {split: self.task.examples(tokenizer, split, count) for split, count in self.counts.items()}
         ids = [example.id for examples in made.values() for example in examples]
-        if len(set(ids)) != len(ids):
+        if len(set(ids)) != len(ids) and not self.task.allow_overlap:
             raise ValueError("splits must not share examples; the task gave the same one twice")
+        for examples in made.values():
+            for example in examples:
+                require_fit(self.source.config, example.length, example.new_tokens)
         return made
 
     @cached_property
@@ -364,6 +371,7 @@ class Search:
             "stage": stage,
             "metric": self.bench.task.metric,
             "protocol": self.bench.task.protocol,
+            "allow_overlap": self.bench.task.allow_overlap,
             "splits": {split: [e.id for e in examples] for split, examples in self.bench.examples.items()},
         }
         return open_study(

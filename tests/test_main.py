@@ -100,6 +100,8 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["evaluate", "allocation=uniform:x"], "uniform"),
         (["evaluate", "allocation=[1,2]", "model=random"], "4 budgets"),
         (["evaluate", "allocation=uniform:64", "split=dev"], "split must be one of"),
+        (["search", "model=random", "tokens=5000"], "exceed the model's context of 4096"),
+        (["evaluate", "model=random", "tokens=5000", "allocation=uniform:64"], "exceed the model's context of 4096"),
         (["search", "task=mixture", "task.tasks=[niah_single2]"], "task must be one of niah_single_2, "),
         (["search", "task=mixture", "task.tasks=niah_single_2"], "task.tasks must be a list of at least one name"),
         (["search", "task=mixture", "calibration=3"], "count must be a multiple of 2"),
@@ -290,7 +292,18 @@ def test_tasks_over_rows_of_the_users(capfd, tmp_path, monkeypatch):
         arguments = [*SMALL, *data, "budgets=[64]", "trials=2", "refine_trials=0", output]
         code, out, err = run(capfd, "search", *arguments, f"task.protocol={protocol}")
         assert code == 0, err
-        assert json.loads(out)["protocol"] == protocol
+        assert [json.loads(out)[key] for key in ("protocol", "allow_overlap")] == [protocol, False]
+    code, _, err = run(capfd, "search", *SMALL, *data, "test=60", f"output={tmp_path}/few")
+    assert code == 2
+    assert "test must be from 1 to" in err
+    arguments = [*SMALL, *data, "budgets=[64]", "trials=2", "refine_trials=0", "test=60", f"output={tmp_path}/all"]
+    code, out, err = run(capfd, "search", *arguments, "task.allow_overlap=true")
+    assert code == 0, err
+    assert json.loads(out)["allow_overlap"] is True
+    code, out, err = run(capfd, "evaluate", "model=random", *data, "allocation=uniform:64", f"output={tmp_path}/one",
+                         "test=4", "task.protocol=question-agnostic")  # fmt: skip
+    assert code == 0, err
+    assert [json.loads(out)[key] for key in ("protocol", "allow_overlap")] == ["question-agnostic", False]
     (tmp_path / "own.jsonl").write_text(json.dumps(rows[0]) + "\n{broken\n")
     code, _, err = run(capfd, "search", *SMALL, *data, f"output={tmp_path}/broken")
     assert code == 2

@@ -41,6 +41,7 @@ def result(storage: RDBStorage, name: str, *, winner: str, budgets: Sequence[int
         "fingerprint": study.user_attrs["fingerprint"],
         "versions": study.user_attrs["versions"],
         "protocol": study.user_attrs["protocol"],
+        "allow_overlap": study.user_attrs["allow_overlap"],
         "metric": study.user_attrs["metric"],
         "winner": {
             "rule": winner,

@@ -51,7 +51,10 @@ def print_result(result: dict[str, Any], where: dict[str, str]) -> None:
     """
     console = _console()
     names = [name for name in COMPARED if name not in ("full", "uniform")]
-    table = Table(title=f"{result['study']}: {result['metric']} on the test examples, in points")
+    overlap = ", which the search saw" if result["allow_overlap"] else ""
+    table = Table(
+        title=f"{result['study']}: {result['metric']} ({result['protocol']}) on the test examples{overlap}, in points"
+    )
     for heading in ("mean budget", "full", "uniform", *names):
         table.add_column(heading, justify="right")
     table.add_column("gain of refined [95 %]", justify="right")

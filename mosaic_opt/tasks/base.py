@@ -47,6 +47,11 @@ class Example:
     classes: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
 
+    @property
+    def length(self) -> int:
+        """Tokens fed before the answer."""
+        return len(self.tokens) + len(self.question)
+
 
 class Task(ABC):
     """A set of examples, their metric and generation limit.
@@ -58,9 +63,11 @@ class Task(ABC):
     protocol: `question-aware` (the question is part of the prompt that is compressed) or `question-agnostic` (the
         context is compressed, the question is fed after it).
     category: what kind of task it is, for tables.
+    allow_overlap: whether splits may share examples; a result says so.
     """
 
     category = "own data"
+    allow_overlap = False
 
     def __init__(self, *, name: str, metric: str, tokens: int, new_tokens: int, protocol: str = PROTOCOLS[0]) -> None:
         for field, value in (("tokens", tokens), ("new_tokens", new_tokens)):

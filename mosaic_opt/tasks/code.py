@@ -206,9 +206,10 @@ class HumanEval(RowTask):
 
     def _example(self, tokenizer: PreTrainedTokenizerBase, row: Row) -> Example:
         example = _code_example(tokenizer, self, row.context, row.answers[0])
-        length = len(example.tokens) + len(example.question)
-        if length > self.tokens:
-            raise ValueError(f"tokens must be at least {length} for a prompt of {self.name}, got {self.tokens}")
+        if example.length > self.tokens:
+            raise ValueError(
+                f"tokens must be at least {example.length} for a prompt of {self.name}, got {self.tokens}"
+            )
         return example
 
 

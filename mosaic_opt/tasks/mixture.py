@@ -35,6 +35,7 @@ class Mixture(Task):
             new_tokens=max(task.new_tokens for task in tasks),
             protocol=tasks[0].protocol,
         )
+        self.allow_overlap = any(task.allow_overlap for task in tasks)
         self.tasks = tuple(tasks)
         self._by_name = dict(zip(names, tasks, strict=True))
 

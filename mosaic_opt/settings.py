@@ -1,0 +1,205 @@
+"""Settings of the `mosaic` command: checked, and made into objects. With `verbs` and `__main__` the only importer of
+hydra."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mosaic_opt.model import ModelSource
+
+if TYPE_CHECKING:
+    from mosaic_opt.stages import Bench
+    from mosaic_opt.tasks import Task
+
+SPLIT_NAMES = ("calibration", "selection", "test")
+PARTS = ("model", "task", "eviction", "sampler", "levels", *SPLIT_NAMES, "tokens", "seed", "cap", "race")
+
+_EVALUATED = {"model", "task", "eviction", *SPLIT_NAMES, "tokens", "seed", "cap", "batch_size", "output"}
+_EVALUATED |= {"prefill_for", "device_gib", "host_gib"}
+_EVICTED = {"model", "eviction", "allocation", "new_tokens", "hold_budget"}
+_REQUIRED = {
+    "evaluate": _EVALUATED | {"allocation", "split"},
+    "search": _EVALUATED
+    | {"sampler", "storage", "study", "levels", "trials", "winner", "ladder", "budgets", "refine_trials", "race"},
+    "generate": _EVICTED | {"prompt_file", "chat", "plain"},
+    "tasks": {"tokens", "seed"},
+    "baseline": _EVALUATED - {"task", *SPLIT_NAMES} | {"tasks", "split", "examples", "budgets", "table"},
+    "bench": _EVICTED | {"lengths", "batches", "budget", "repeats", "seed"},
+}
+_RANGES = {
+    **dict.fromkeys(SPLIT_NAMES, (1, 10**6)),
+    "tokens": (1, 10**7),
+    "seed": (0, 2**32 - 1),
+    "batch_size": (1, 10**6),
+    "cap": (1, 10**7),
+    "device_gib": (0, 10**6),
+    "host_gib": (0, 10**6),
+    "new_tokens": (1, 10**6),
+    "budget": (1, 10**7),
+    "budgets": (1, 10**7),
+    "examples": (1, 10**6),
+    "repeats": (1, 1000),
+    "lengths": (1, 10**7),
+    "batches": (1, 10**4),
+}
+_NULLABLE = {"cap", "budget"}
+_LISTS = ("lengths", "batches", "budgets")
+_SWITCHES = ("hold_budget", "chat", "plain")
+
+
+class UserError(Exception):
+    """Something the user can mend: one line, exit code 2."""
+
+
+def checked(config: DictConfig) -> dict[str, Any]:
+    """The settings as plain values, those that no constructor checks checked here.
+
+    Raises:
+        ValueError: for a setting that is missing, of the wrong kind or out of range.
+    """
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    required = _REQUIRED[str(HydraConfig.get().job.config_name)]
+    missing = sorted(required - set(settings))
+    if missing:
+        raise ValueError(f"settings must hold {', '.join(missing)}; it was removed")
+    if settings.get("allocation") == "???":
+        raise ValueError("allocation is required: a list of budgets, uniform:N, or a JSON file (allocation=...)")
+    for name, (least, most) in _RANGES.items():
+        value = settings.get(name)
+        if name not in settings or (name in _NULLABLE and value is None):
+            continue
+        several = name in _LISTS
+        if several and (not isinstance(value, list) or not value):
+            raise ValueError(f"{name} must be a list such as [512]; got {value!r}")
+        for number in value if several else [value]:
+            if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= most:
+                raise ValueError(f"{name} must be a whole number between {least} and {most}; got {number!r}")
+    for name in _SWITCHES:
+        if name in settings and not isinstance(settings[name], bool):
+            raise ValueError(f"{name} must be true or false; got {settings[name]!r}")
+    if "output" in required:
+        if not isinstance(settings["output"], str) or not settings["output"].strip():
+            raise ValueError(f"output must be a folder; got {settings['output']!r}")
+        Path(settings["output"]).mkdir(parents=True, exist_ok=True)
+    return settings
+
+
+def checked_split(given: Any) -> str:
+    if given not in SPLIT_NAMES:
+        raise ValueError(f"split must be one of {', '.join(SPLIT_NAMES)}; got {given!r}")
+    return str(given)
+
+
+def choices(group: str) -> list[str]:
+    """Names of the files of a group of the configuration."""
+    folder = resources.files("mosaic_opt.conf") / group
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def checked_names(given: Any, setting: str, *, least: int = 0) -> list[str]:
+    if not isinstance(given, list) or len(given) < least or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"{setting} must be a list of {'at least one name' if least else 'names'}; got {given!r}")
+    return given
+
+
+def named(group: str, name: str, config: DictConfig) -> Any:
+    """The object of a group's file, its references to other settings taken from `config`.
+
+    Raises:
+        ValueError: for an unknown name, with those most like it.
+    """
+    known = choices(group)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        raise ValueError(f"{group} must be one of {', '.join(near or known)}{' ...' if near else ''}; got {name!r}")
+    text = (resources.files("mosaic_opt.conf") / group / f"{name}.yaml").read_text(encoding="utf-8")
+    settings = OmegaConf.create(text)
+    settings._set_parent(config)
+    return instantiate(settings)
+
+
+def configured_task(config: DictConfig) -> Task:
+    """The task; the members of a mixture are names of tasks."""
+    if "tasks" not in config.task:
+        return instantiate(config.task)
+    settings = OmegaConf.to_container(config.task, resolve=True)
+    assert isinstance(settings, dict)
+    names = checked_names(settings["tasks"], "task.tasks", least=1)
+    return instantiate({**settings, "tasks": [named("task", name, config) for name in names]}, _convert_="all")
+
+
+def configured_bench(
+    config: DictConfig, source: ModelSource, counts: dict[str, int], watch: Any, *, task: Task | None = None
+) -> Bench:
+    from mosaic_opt.stages import Bench
+
+    others = OmegaConf.to_container(config, resolve=True)["prefill_for"]  # type: ignore[index,call-overload]
+    return Bench(
+        model=source,
+        task=task or configured_task(config),
+        method=instantiate(config.eviction),
+        prefill_for=[named("eviction", name, config) for name in checked_names(others, "prefill_for")],
+        counts=counts,
+        ranked=Path(config.output) / "ranked",
+        cap=config.cap,
+        batch_size=config.batch_size,
+        device_bytes=config.device_gib * 2**30,
+        host_bytes=config.host_gib * 2**30,
+        watch=watch,
+    )
+
+
+def fingerprint_of(config: DictConfig, source: ModelSource) -> dict[str, Any]:
+    """What a study is made from, as far as it is known before anything is loaded."""
+    from mosaic_opt.study import versions
+
+    settings = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(settings, dict)
+    parts = {key: settings[key] for key in PARTS if key != "model"}
+    return {**parts, "model": source.fingerprint, "versions": versions()}
+
+
+def default_name(config: DictConfig) -> str:
+    """Choices of model, task and eviction, and a hash of every setting that makes the study."""
+    settings = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(settings, dict)
+    parts = json.dumps({key: settings[key] for key in PARTS}, sort_keys=True)
+    choices = HydraConfig.get().runtime.choices
+    labels = "-".join(str(choices[group]) for group in ("model", "task", "eviction"))
+    return f"{labels}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
+
+
+def require_name(name: Any) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,150}", name):
+        raise ValueError(f"study must be a name of letters, digits, '.', '_' and '-'; got {name!r}")
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Inside, a ValueError or OSError is the user's to mend; elsewhere it is a fault of ours."""
+    try:
+        yield
+    except (ValueError, OSError, OmegaConfBaseException) as error:
+        raise UserError(one_line(error)) from error
+    except HydraException as error:  # instantiate wraps what a constructor raised
+        cause = error.__cause__
+        raise UserError(one_line(cause if isinstance(cause, ValueError) else error)) from error
+
+
+def one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    return "; ".join(line for line in lines if line) or type(error).__name__

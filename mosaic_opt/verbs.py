@@ -1,0 +1,324 @@
+"""The verbs of the `mosaic` command: a resolved configuration -> objects -> what is printed and stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from mosaic_opt.model import ModelSource, require_fit
+from mosaic_opt.settings import (
+    UserError,
+    checked,
+    checked_names,
+    checked_split,
+    choices,
+    configured_bench,
+    default_name,
+    fingerprint_of,
+    named,
+    one_line,
+    require_name,
+    user_errors,
+)
+
+if TYPE_CHECKING:
+    from mosaic_opt.study import Plan
+    from mosaic_opt.tasks import Task
+
+
+def search(config: DictConfig) -> None:
+    """`mosaic search`: run or resume the four stages, or print the result that is there."""
+    from mosaic_opt.study import Plan, check_fingerprint, open_storage, stored_study
+
+    with user_errors():
+        numbers = checked(config)
+        plan = Plan(**{field: numbers[field] for field in Plan.__dataclass_fields__})
+        plan.check_range(floor=1, prompt=config.tokens)
+        name = config.study or default_name(config)
+        require_name(name)
+        source = instantiate(config.model)
+        storage = open_storage(str(config.storage.url))
+        folder = Path(config.output) / "results" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        fingerprint = fingerprint_of(config, source)
+        stored = stored_study(storage, name)
+        if stored is not None:
+            check_fingerprint(stored, fingerprint)
+    if stored is None or plan.key not in stored.user_attrs.get("finished", []):
+        _run_search(config, plan, source, name, storage, fingerprint, folder)
+    _show_result(config, plan, storage, name, folder)
+
+
+def _run_search(
+    config: DictConfig,
+    plan: Plan,
+    source: ModelSource,
+    name: str,
+    storage: Any,
+    fingerprint: dict[str, Any],
+    folder: Path,
+) -> None:
+    """Everything that needs the model, by one process at a time."""
+    from filelock import FileLock, Timeout
+
+    from mosaic_opt.report.terminal import TerminalWatch
+    from mosaic_opt.stages import Search
+
+    watch = TerminalWatch()
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            with user_errors():
+                bench = configured_bench(config, source, plan.counts, watch)
+                source.require_device()
+                plan.check_range(floor=bench.method.floor, prompt=config.tokens)
+                search = Search(
+                    name=name,
+                    plan=plan,
+                    bench=bench,
+                    sampler=instantiate(config.sampler),
+                    storage=storage,
+                    fingerprint=fingerprint,
+                    user_attrs={"config": OmegaConf.to_container(config, resolve=True)},
+                    watch=watch,
+                )
+            search.run()
+    except Timeout:
+        raise UserError(f"study {name!r} is being searched by another process") from None
+
+
+def _show_result(config: DictConfig, plan: Plan, storage: Any, name: str, folder: Path) -> None:
+    from mosaic_opt.report.result import result
+    from mosaic_opt.report.terminal import print_result
+
+    content = result(storage, name, winner=plan.winner, budgets=plan.budgets)
+    text = json.dumps(content, indent=2)
+    part = folder / f"result.json.{os.getpid()}.part"
+    part.write_text(text, encoding="utf-8")
+    part.replace(folder / "result.json")
+    where = {
+        "result": str(folder / "result.json"),
+        "database": config.storage.url,
+        "look at it": f"mosaic dashboard storage.url={config.storage.url}",
+    }
+    print_result(content, where)
+    put(text)
+
+
+def evaluate(config: DictConfig) -> None:
+    """`mosaic evaluate`: measure one allocation; one JSON object on stdout."""
+    from mosaic_opt import allocation
+    from mosaic_opt.report.terminal import TerminalWatch
+
+    with user_errors():
+        checked(config)
+        given = config.allocation
+        given = OmegaConf.to_container(given) if OmegaConf.is_list(given) else given
+        split = checked_split(config.split)
+        source = instantiate(config.model)
+        bench = configured_bench(config, source, {split: config[split]}, TerminalWatch())
+        wanted = allocation.parse(given, layers=bench.layers)
+        if max(wanted.budgets) > bench.cap and config.cap is not None:
+            raise ValueError(f"allocation budgets must be at most cap={bench.cap}; got {max(wanted.budgets)}")
+        source.require_device()
+    measurement = bench.measure(split)(wanted, complete=True)
+    report = {
+        "task": bench.task.name,
+        "metric": bench.task.metric,
+        "protocol": bench.task.protocol,
+        "allow_overlap": bench.task.allow_overlap,
+        "score": measurement.score,
+        "task_scores": measurement.task_scores,
+        "log_likelihood": measurement.log_likelihood,
+        "mean_budget": measurement.mean_budget,
+        "realised_mean": measurement.realised_mean,
+        "kv_bytes": measurement.kv_bytes,
+        "split": split,
+        "example_scores": measurement.scores,
+        "outputs": measurement.outputs,
+        "budgets": wanted.budgets,
+        "seconds": measurement.seconds,
+    }
+    put(json.dumps(report))
+
+
+def tasks(config: DictConfig) -> None:
+    """`mosaic tasks`: every task that can be chosen; a JSON list on stdout."""
+    from mosaic_opt.report.terminal import print_tasks
+
+    with user_errors():
+        checked(config)
+        rows = [_described(name, named("task", name, config)) for name in choices("task") if name != "mixture"]
+    print_tasks(rows)
+    put(json.dumps(rows))
+
+
+def _described(name: str, task: Task) -> dict[str, Any]:
+    """A task as a row of `mosaic tasks`; `missing` says what its data lacks, if anything."""
+    row = {"task": name, "category": task.category, "protocol": task.protocol, "new_tokens": task.new_tokens}
+    try:
+        return {**row, "metric": task.metric, "examples": task.sizes(), "missing": None}
+    except ValueError as error:
+        return {**row, "metric": None, "examples": None, "missing": one_line(error)}
+
+
+def baseline(config: DictConfig) -> None:
+    """`mosaic baseline`: full-cache and uniform scores over a set of tasks; a JSON list on stdout."""
+    from mosaic_opt.allocation import uniform
+    from mosaic_opt.report.baseline import baseline_row, baseline_table, markdown
+    from mosaic_opt.report.terminal import TerminalWatch, print_table
+
+    with user_errors():
+        settings = checked(config)
+        split, watch = checked_split(settings["split"]), TerminalWatch()
+        source = instantiate(config.model)
+        counts = {split: settings["examples"]}
+        benches = {
+            name: configured_bench(config, source, counts, watch, task=named("task", name, config))
+            for name in checked_names(settings["tasks"], "tasks", least=1)
+        }
+        source.require_device()
+        table = settings["table"] if settings["table"] is None else Path(settings["table"])
+        if table is not None and not os.access(table.parent, os.W_OK):
+            raise ValueError(f"table must be a file in a folder that can be written; got {settings['table']!r}")
+        for bench in benches.values():
+            _ = bench.examples  # so that a task that cannot be made is told at once
+    rows = []
+    for name, bench in benches.items():
+        measure = bench.measure(split)
+        scores = {budget: measure(uniform(bench.layers, budget)).scores for budget in settings["budgets"]}
+        lengths = [example.length for example in bench.examples[split]]
+        described = {
+            "task": name,
+            "category": bench.task.category,
+            "metric": bench.task.metric,
+            "protocol": bench.task.protocol,
+            "prompt_tokens": sum(lengths) / len(lengths),
+        }
+        rows.append(baseline_row(bench.evaluator(split).full_scores(), scores, **described))
+        bench.release(split)
+    headings, cells = baseline_table(rows)
+    print_table(headings, cells)
+    if table is not None:
+        table.write_text(markdown(headings, cells), encoding="utf-8")
+    put(json.dumps(rows))
+
+
+def generate(config: DictConfig) -> None:
+    """`mosaic generate`: a prompt continued with and without eviction; one JSON object on stdout."""
+    from mosaic_opt import generation
+    from mosaic_opt.model import stop_tokens
+    from mosaic_opt.report.terminal import print_generations
+
+    with user_errors():
+        settings = checked(config)
+        source, cut = _live(config)
+        source.require_device()
+        prompt = source.encode(_prompt(settings["prompt_file"]), chat=settings["chat"])
+        require_fit(source.config, len(prompt), settings["new_tokens"])
+    model = source.load()
+    stops = sorted(stop_tokens(model, source.tokenizer))
+    report: dict[str, Any] = {"prompt_tokens": len(prompt), "budgets": cut.allocation.budgets}
+    for name, way in (("plain", None), ("evicted", cut)) if settings["plain"] else (("evicted", cut),):
+        made = generation.generate(model, prompt[None], new_tokens=settings["new_tokens"], cut=way, stop_tokens=stops)
+        report[name] = {
+            "text": source.tokenizer.decode(made.tokens[0], skip_special_tokens=True),
+            "new_tokens": len(made.tokens[0]),
+            "tokens_per_second": made.tokens_per_second,
+            "prefill_seconds": made.prefill_seconds,
+            "scoring_seconds": made.scoring_seconds,
+            "kv_bytes": made.kv_bytes,
+        }
+    print_generations(report)
+    put(json.dumps(report))
+
+
+def bench(config: DictConfig) -> None:
+    """`mosaic bench`: times and bytes of full cache, uniform and a given allocation; a JSON list on stdout."""
+    from mosaic_opt import allocation, generation
+    from mosaic_opt.report.terminal import print_bench
+
+    with user_errors():
+        settings = checked(config)
+        source, cut = _live(config)
+        source.require_device()
+        mean = settings["budget"] or round(cut.allocation.mean)
+        for length in settings["lengths"]:
+            require_fit(source.config, length, settings["new_tokens"])
+    cuts = {
+        "full": None,
+        "uniform": generation.Cut(cut.method, allocation.uniform(len(cut.allocation), mean), cut.hold_budget),
+        "given": cut,
+    }
+    numbers = {name: settings[name] for name in ("lengths", "batches", "new_tokens", "repeats", "seed")}
+    rows = generation.bench(source.load(), cuts, **numbers)
+    print_bench(rows)
+    put(json.dumps(rows))
+
+
+def _live(config: DictConfig) -> tuple[ModelSource, Any]:
+    """The model's source and the eviction (`generation.Cut`) of a live verb, checked without its weights."""
+    from mosaic_opt import allocation
+    from mosaic_opt.eviction import evictable_layers, fitting_layers
+    from mosaic_opt.generation import Cut
+
+    source = instantiate(config.model)
+    method = instantiate(config.eviction)
+    given = OmegaConf.to_container(config, resolve=True)["allocation"]  # type: ignore[index,call-overload]
+    wanted = allocation.parse(given, layers=len(evictable_layers(source.config)))
+    fitting_layers(source.config, method, wanted)
+    return source, Cut(method, wanted, config.hold_budget)
+
+
+def _prompt(file: Any) -> str:
+    """The prompt's text, from a file or standard input."""
+    if file is not None and (not isinstance(file, str) or not Path(file).is_file()):
+        raise ValueError(f"prompt_file must be a readable text file; got {file!r}")
+    where = f"prompt_file {file!r}" if file else "standard input"
+    try:
+        text = Path(file).read_text(encoding="utf-8") if file else sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text: {error}") from error
+    if not text.strip():
+        raise ValueError(f"{where} holds no prompt: give some text")
+    return text
+
+
+def dashboard(config: DictConfig) -> None:
+    """`mosaic dashboard`: optuna-dashboard on the configured database, on loopback."""
+    from optuna_dashboard import run_server
+
+    from mosaic_opt.study import open_storage
+
+    with user_errors():
+        if isinstance(config.port, bool) or not isinstance(config.port, int) or not 1 <= config.port <= 65535:
+            raise ValueError(f"port must be between 1 and 65535; got {config.port!r}")
+        storage = open_storage(str(config.storage.url))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # a request may swallow the exception that a signal raises; there is nothing to save here
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: os._exit(130))
+    print(f"http://127.0.0.1:{config.port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
+    try:
+        run_server(storage, host="127.0.0.1", port=config.port)
+    except OSError as error:
+        raise UserError(f"port {config.port} cannot be used: {error.strerror}; choose another with port=") from None
+
+
+def put(text: str) -> None:
+    """Write to standard output.
+
+    Raises:
+        UserError: if nobody reads it, or it cannot be written.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails again at its end
+        raise UserError(f"standard output cannot be written: {error.strerror}") from None
