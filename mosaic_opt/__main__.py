@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from mosaic_opt import verbs
-from mosaic_opt.settings import UserError, one_line
+from mosaic_opt.settings import UserError, one_line, require_choice
 
 VERBS = {
     "search": (
@@ -61,6 +61,10 @@ def main() -> None:
         except UserError as error:
             _fail(str(error))
         return
+    try:
+        _require_choices(arguments[1:])
+    except ValueError as error:
+        _fail(str(error))
     sys.argv = [f"mosaic {verb}", *arguments[1:]]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; we print them
     _interrupts.clear()
@@ -82,6 +86,16 @@ def main() -> None:
             _fail(one_line(error))
         raise
     sys.exit(2 if failed else 0)
+
+
+def _require_choices(arguments: list[str]) -> None:
+    """Raise ValueError for a name that a group of the configuration does not have; Hydra would list them all."""
+    groups = [file.name for file in resources.files("mosaic_opt.conf").iterdir() if file.is_dir()]
+    for argument in arguments:
+        group, _, given = argument.partition("=")
+        if group in groups and re.fullmatch(r"[\w.,-]+", given):
+            for name in given.split(","):
+                require_choice(group, name)
 
 
 def _reporting(

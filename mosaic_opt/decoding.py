@@ -241,15 +241,16 @@ class Decoding:
         """Best reference log-likelihood of each row, from the first pass (all rows, in order)."""
         best: list[float] = []
         for row, turn in enumerate(self.batch.turns):
-            totals = [self._likelihood(row, turn.question, reference, logits) for reference in turn.references]
+            first = 0 if turn.question else 1  # without a question the first token comes from the prefill
+            longer = [reference for reference in turn.references if len(reference) > first]
+            totals = [self._likelihood(row, turn.question, reference, first, logits) for reference in longer]
             best.append(max(totals, default=0.0))
         return best
 
-    def _likelihood(self, row: int, question: Sequence[int], reference: Sequence[int], logits: torch.Tensor) -> float:
-        """Without a question the first token comes from the prefill and does not count."""
-        first = 0 if question else 1
-        if len(reference) <= first:
-            return 0.0
+    def _likelihood(
+        self, row: int, question: Sequence[int], reference: Sequence[int], first: int, logits: torch.Tensor
+    ) -> float:
+        """Of the reference's tokens from the one at `first` on."""
         nodes = self.batch.tree.path(row, [*question, *reference[:-1]])[-(len(reference) - first) :]
         wanted = torch.tensor(reference[first:], device=logits.device)
         logprobs = torch.log_softmax(logits[row, nodes].float(), dim=-1)

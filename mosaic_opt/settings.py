@@ -37,7 +37,7 @@ _REQUIRED = {
     | {"sampler", "storage", "study", "levels", "trials", "winner", "ladder", "budgets", "refine_trials", "race"},
     "generate": _EVICTED | {"prompt_file", "chat", "plain"},
     "tasks": {"tokens", "seed"},
-    "baseline": _EVALUATED - {"task", *SPLIT_NAMES} | {"tasks", "split", "examples", "budgets", "table"},
+    "baseline": _EVALUATED - {"task", *SPLIT_NAMES} | {"tasks", "protocol", "split", "examples", "budgets", "table"},
     "bench": _EVICTED | {"lengths", "batches", "budget", "repeats", "seed"},
 }
 _RANGES = {
@@ -110,40 +110,73 @@ def choices(group: str) -> list[str]:
     return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
 
 
-def checked_names(given: Any, setting: str, *, least: int = 0) -> list[str]:
-    if not isinstance(given, list) or len(given) < least or not all(isinstance(name, str) for name in given):
-        raise ValueError(f"{setting} must be a list of {'at least one name' if least else 'names'}; got {given!r}")
+def checked_names(given: Any, setting: str) -> list[str]:
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"{setting} must be a list of names; got {given!r}")
     return given
 
 
-def named(group: str, name: str, config: DictConfig) -> Any:
-    """The object of a group's file, its references to other settings taken from `config`.
-
-    Raises:
-        ValueError: for an unknown name, with those most like it.
-    """
+def require_choice(group: str, name: str) -> None:
+    """Raise ValueError, with the names most like it, unless the group of the configuration has a file so named."""
     known = choices(group)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         raise ValueError(f"{group} must be one of {', '.join(near or known)}{' ...' if near else ''}; got {name!r}")
+
+
+def named(group: str, name: str, config: DictConfig, **settings: Any) -> Any:
+    """The object of a group's file, its references to other settings taken from `config`.
+
+    settings: of the file's, to be set; those that are None stay.
+
+    Raises:
+        ValueError: for an unknown name, with those most like it, or an unknown setting.
+    """
+    require_choice(group, name)
     text = (resources.files("mosaic_opt.conf") / group / f"{name}.yaml").read_text(encoding="utf-8")
-    settings = OmegaConf.create(text)
-    settings._set_parent(config)
-    return instantiate(settings)
+    content: Any = OmegaConf.create(text)
+    for key, value in settings.items():
+        if key not in content:
+            raise ValueError(f"{name} must be given settings of its own, some of {', '.join(content)}; got {key!r}")
+        if value is not None:
+            content[key] = value
+    content._set_parent(config)
+    return instantiate(content)
+
+
+def named_tasks(given: Any, setting: str, protocol: Any, config: DictConfig) -> dict[str, Task]:
+    """Tasks by name, in order; an entry is a name, or a mapping of `task` (the name) and settings of that task.
+
+    protocol: of all tasks; None: each task's own.
+
+    Raises:
+        ValueError: for anything else, an empty list, a name that comes twice, or a mixture.
+    """
+    entries = [{"task": entry} if isinstance(entry, str) else entry for entry in given] if given else None
+    if not isinstance(given, list) or not entries or not all(isinstance(e, dict) and "task" in e for e in entries):
+        raise ValueError(f"{setting} must be a list of at least one name (or {{task: name, ...}}); got {given!r}")
+    names = [str(entry["task"]) for entry in entries]
+    if len(set(names)) < len(names) or "mixture" in names:
+        raise ValueError(f"{setting} must be different names and no mixture; got {', '.join(names)}")
+    made = {}
+    for name, entry in zip(names, entries, strict=True):
+        own = {str(key): value for key, value in entry.items() if key != "task"}
+        made[name] = named("task", name, config, **{"protocol": protocol, **own})
+    return made
 
 
 def configured_task(config: DictConfig) -> Task:
-    """The task; the members of a mixture are names of tasks."""
+    """The task; the members of a mixture are made from their own files."""
     if "tasks" not in config.task:
         return instantiate(config.task)
-    settings = OmegaConf.to_container(config.task, resolve=True)
-    assert isinstance(settings, dict)
-    names = checked_names(settings["tasks"], "task.tasks", least=1)
-    return instantiate({**settings, "tasks": [named("task", name, config) for name in names]}, _convert_="all")
+    settings: Any = OmegaConf.to_container(config.task, resolve=True)
+    protocol = settings.pop("protocol", None)
+    members = named_tasks(settings.pop("tasks"), "task.tasks", protocol, config)
+    return instantiate(settings, tasks=list(members.values()))
 
 
 def configured_bench(
-    config: DictConfig, source: ModelSource, counts: dict[str, int], watch: Any, *, task: Task | None = None
+    config: DictConfig, source: ModelSource, counts: dict[str, int], watch: Any, task: Task | None = None
 ) -> Bench:
     from mosaic_opt.stages import Bench
 

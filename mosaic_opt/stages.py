@@ -94,6 +94,11 @@ class Bench:
                 require_fit(self.source.config, example.length, example.new_tokens)
         return made
 
+    @property
+    def truncated(self) -> dict[str, int]:
+        """Examples of each split whose prompt was longer and is cut."""
+        return {split: sum(example.truncated for example in own) for split, own in self.examples.items()}
+
     @cached_property
     def layers(self) -> int:
         """Number of evictable layers, from the model's configuration alone.
@@ -129,6 +134,10 @@ class Bench:
         """The split's evaluator, prefilled on first use."""
         if split not in self._evaluators:
             examples, model = self.examples[split], self._model
+            if self.truncated[split]:
+                self.watch.say(
+                    f"{self.truncated[split]} of {len(examples)} {split} prompts are cut to {self.task.tokens} tokens"
+                )
             folder = None
             if self.ranked is not None:
                 folder = self.ranked / ranked_fingerprint(f"{self.source.fingerprint}:{model.dtype}")
@@ -372,6 +381,7 @@ class Search:
             "metric": self.bench.task.metric,
             "protocol": self.bench.task.protocol,
             "allow_overlap": self.bench.task.allow_overlap,
+            "truncated": self.bench.truncated,
             "splits": {split: [e.id for e in examples] for split, examples in self.bench.examples.items()},
         }
         return open_study(

@@ -16,21 +16,21 @@ from mosaic_opt.model import ModelSource, require_fit
 from mosaic_opt.settings import (
     UserError,
     checked,
-    checked_names,
     checked_split,
     choices,
     configured_bench,
     default_name,
     fingerprint_of,
     named,
+    named_tasks,
     one_line,
     require_name,
     user_errors,
 )
 
 if TYPE_CHECKING:
+    from mosaic_opt.stages import Bench
     from mosaic_opt.study import Plan
-    from mosaic_opt.tasks import Task
 
 
 def search(config: DictConfig) -> None:
@@ -133,6 +133,7 @@ def evaluate(config: DictConfig) -> None:
         "metric": bench.task.metric,
         "protocol": bench.task.protocol,
         "allow_overlap": bench.task.allow_overlap,
+        "truncated": bench.truncated[split],
         "score": measurement.score,
         "task_scores": measurement.task_scores,
         "log_likelihood": measurement.log_likelihood,
@@ -154,60 +155,79 @@ def tasks(config: DictConfig) -> None:
 
     with user_errors():
         checked(config)
-        rows = [_described(name, named("task", name, config)) for name in choices("task") if name != "mixture"]
+        rows = [_described(name, config) for name in choices("task") if name != "mixture"]
     print_tasks(rows)
     put(json.dumps(rows))
 
 
-def _described(name: str, task: Task) -> dict[str, Any]:
-    """A task as a row of `mosaic tasks`; `missing` says what its data lacks, if anything."""
-    row = {"task": name, "category": task.category, "protocol": task.protocol, "new_tokens": task.new_tokens}
+def _described(name: str, config: DictConfig) -> dict[str, Any]:
+    """A task as a row of `mosaic tasks`; `missing` says what its data or settings lack, if anything."""
+    row: dict[str, Any] = dict.fromkeys(("category", "protocol", "new_tokens", "metric", "examples", "missing"))
     try:
-        return {**row, "metric": task.metric, "examples": task.sizes(), "missing": None}
-    except ValueError as error:
-        return {**row, "metric": None, "examples": None, "missing": one_line(error)}
+        with user_errors():
+            task = named("task", name, config)
+            row |= {"category": task.category, "protocol": task.protocol, "new_tokens": task.new_tokens}
+            row |= {"metric": task.metric, "examples": task.sizes()}
+    except UserError as error:
+        row["missing"] = one_line(error)
+    return {"task": name, **row}
 
 
 def baseline(config: DictConfig) -> None:
     """`mosaic baseline`: full-cache and uniform scores over a set of tasks; a JSON list on stdout."""
-    from mosaic_opt.allocation import uniform
-    from mosaic_opt.report.baseline import baseline_row, baseline_table, markdown
+    from mosaic_opt.report.baseline import baseline_table, markdown
     from mosaic_opt.report.terminal import TerminalWatch, print_table
 
     with user_errors():
         settings = checked(config)
-        split, watch = checked_split(settings["split"]), TerminalWatch()
+        split, budgets, watch = checked_split(settings["split"]), settings["budgets"], TerminalWatch()
         source = instantiate(config.model)
+        tasks = named_tasks(settings["tasks"], "tasks", settings["protocol"], config)
         counts = {split: settings["examples"]}
-        benches = {
-            name: configured_bench(config, source, counts, watch, task=named("task", name, config))
-            for name in checked_names(settings["tasks"], "tasks", least=1)
-        }
+        benches = {name: configured_bench(config, source, counts, watch, task) for name, task in tasks.items()}
         source.require_device()
-        table = settings["table"] if settings["table"] is None else Path(settings["table"])
-        if table is not None and not os.access(table.parent, os.W_OK):
-            raise ValueError(f"table must be a file in a folder that can be written; got {settings['table']!r}")
+        table = _writable(settings["table"], "table")
         for bench in benches.values():
-            _ = bench.examples  # so that a task that cannot be made is told at once
-    rows = []
-    for name, bench in benches.items():
-        measure = bench.measure(split)
-        scores = {budget: measure(uniform(bench.layers, budget)).scores for budget in settings["budgets"]}
-        lengths = [example.length for example in bench.examples[split]]
-        described = {
-            "task": name,
-            "category": bench.task.category,
-            "metric": bench.task.metric,
-            "protocol": bench.task.protocol,
-            "prompt_tokens": sum(lengths) / len(lengths),
-        }
-        rows.append(baseline_row(bench.evaluator(split).full_scores(), scores, **described))
-        bench.release(split)
+            longest = bench.cap  # makes the examples, so that a task that cannot be made is told at once
+            if config.cap is not None and max(budgets) > longest:
+                raise ValueError(f"budgets must be at most cap={longest}; got {max(budgets)}")
+    rows = [_baseline_row(name, bench, split, budgets) for name, bench in benches.items()]
+    put(json.dumps(rows))
     headings, cells = baseline_table(rows)
     print_table(headings, cells)
     if table is not None:
         table.write_text(markdown(headings, cells), encoding="utf-8")
-    put(json.dumps(rows))
+
+
+def _baseline_row(name: str, bench: Bench, split: str, budgets: list[int]) -> dict[str, Any]:
+    from mosaic_opt.allocation import uniform
+    from mosaic_opt.report.baseline import baseline_row
+
+    measure = bench.measure(split)
+    uniforms = {budget: measure(uniform(bench.layers, budget)).scores for budget in budgets}
+    full = bench.evaluator(split).full_scores()
+    examples = bench.examples[split]
+    bench.release(split)
+    return baseline_row(
+        full,
+        uniforms,
+        task=name,
+        category=bench.task.category,
+        metric=bench.task.metric,
+        protocol=bench.task.protocol,
+        prompt_tokens=sum(example.length for example in examples) / len(examples),
+        truncated=bench.truncated[split],
+    )
+
+
+def _writable(given: Any, setting: str) -> Path | None:
+    """The path of a file that can be written; None where none is wanted."""
+    if given is None:
+        return None
+    path = Path(str(given))
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{setting} must be a file in a folder that can be written; got {given!r}")
+    return path
 
 
 def generate(config: DictConfig) -> None:

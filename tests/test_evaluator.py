@@ -260,6 +260,15 @@ def test_references_of_one_token_or_none_have_no_likelihood(byte_tokenizer, mode
     assert set(evaluator.evaluate(uniform(4, 9)).log_likelihoods) == {0.0}
 
 
+def test_references_of_one_token_do_not_hide_longer_ones(byte_tokenizer, model):
+    evaluator = make(model, byte_tokenizer)
+    longer = evaluator.evaluate(uniform(4, 9)).log_likelihoods
+    for batch in evaluator.batches:
+        for turn in batch.turns:
+            turn.references.append((7,))
+    assert evaluator.evaluate(uniform(4, 9)).log_likelihoods == pytest.approx(longer)
+
+
 def test_batching_changes_nothing(byte_tokenizer):
     model = tiny_llama(dtype=torch.float64)
     allocation = Allocation([9, 30, 12, 50])
@@ -415,7 +424,7 @@ def test_models_with_recurrent_layers_are_refused(byte_tokenizer):
 def test_bad_input(byte_tokenizer, model):
     with pytest.raises(ValueError, match="at least one example"):
         make(model, byte_tokenizer, count=0)
-    with pytest.raises(ValueError, match="context 512"):
+    with pytest.raises(ValueError, match="context of 512"):
         make(model, byte_tokenizer, lengths=(600,))
     evaluator = make(model, byte_tokenizer, cap=30)
     with pytest.raises(ValueError, match="4 budgets"):

@@ -103,6 +103,12 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["search", "model=random", "tokens=5000"], "exceed the model's context of 4096"),
         (["evaluate", "model=random", "tokens=5000", "allocation=uniform:64"], "exceed the model's context of 4096"),
         (["search", "task=mixture", "task.tasks=[niah_single2]"], "task must be one of niah_single_2, "),
+        (["search", "task=niah_singl_2"], "task must be one of niah_single_2, "),
+        (["search", "-m", "task=vt,niah_singl_2"], "task must be one of niah_single_2, "),
+        (["search", "eviction=snap"], "eviction must be one of snapkv ...; got 'snap'"),
+        (["search", "task=mixture", "task.tasks=[mixture]"], "no mixture"),
+        (["search", "task=mixture", "task.tasks=[{task: vt, wrong: 1}]"], "vt must be given settings of its own"),
+        (["search", "task=mixture", "task.protocol=both"], "protocol must be one of"),
         (["search", "task=mixture", "task.tasks=niah_single_2"], "task.tasks must be a list of at least one name"),
         (["search", "task=mixture", "calibration=3"], "count must be a multiple of 2"),
         (["search", "task=mixture", "task.tasks=[vt,vt]"], "different names"),
@@ -120,6 +126,9 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["baseline", "examples=0"], "examples"),
         (["baseline", "model=random", "tasks=[vt]", "tokens=100"], "tokens must be at least"),
         (["baseline", "model=random", "table=/proc/none/t.md"], "table"),
+        (["baseline", "model=random", "table=/tmp"], "table must be a file"),
+        (["baseline", "tasks=[vt,vt]"], "different names"),
+        (["baseline", "model=random", "tasks=[vt]", "tokens=900", "cap=100", "budgets=[128]"], "at most cap=100"),
         (["tasks", "tokens=x"], "tokens"),
         (["dashboard", "port=0"], "port"),
         (["dashboard", "port=true"], "port"),
@@ -277,6 +286,10 @@ def test_tasks_are_listed_with_what_their_data_lacks(capfd, monkeypatch):
     assert min(rows["next_line"]["examples"].values()) > 64
     assert all(row["category"] and row["new_tokens"] for row in rows.values())
     assert "niah_multivalue" in err
+    code, out, _ = run(capfd, "tasks", "tokens=100")
+    rows = {row["task"]: row for row in json.loads(out)}
+    assert code == 0
+    assert "tokens must be at least 128" in rows["next_line"]["missing"]
 
 
 def test_tasks_over_rows_of_the_users(capfd, tmp_path, monkeypatch):
@@ -311,12 +324,17 @@ def test_tasks_over_rows_of_the_users(capfd, tmp_path, monkeypatch):
 
 
 def test_a_mixture_keeps_the_scores_of_its_tasks(capfd, tmp_path):
-    arguments = ["task=mixture", "task.tasks=[niah_single_1,next_line]", "calibration=4", "selection=4", "trials=3"]
+    tasks = "task.tasks=[niah_single_1,{task: next_line, new_tokens: 3}]"
+    arguments = ["task=mixture", tasks, "task.protocol=question-agnostic", "calibration=4", "selection=4", "trials=3"]
     code, out, err = run(
         capfd, "search", *SMALL, *arguments, "budgets=[64]", "refine_trials=0", "study=m", f"output={tmp_path}"
     )
     assert code == 0, err
-    assert json.loads(out)["metric"] == "mean of string_match_all, code_similarity"
+    result = json.loads(out)
+    assert result["metric"] == "mean of string_match_all, code_similarity"
+    assert result["protocol"] == "question-agnostic"
+    for row in result["rows"]:
+        assert row["score"] == pytest.approx(sum(row["task_scores"].values()) / 2)
     study = optuna.load_study(study_name="m", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db"))
     for trial in completed(study):
         scores = trial.user_attrs["task_scores"]

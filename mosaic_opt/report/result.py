@@ -42,6 +42,7 @@ def result(storage: RDBStorage, name: str, *, winner: str, budgets: Sequence[int
         "versions": study.user_attrs["versions"],
         "protocol": study.user_attrs["protocol"],
         "allow_overlap": study.user_attrs["allow_overlap"],
+        "truncated": study.user_attrs["truncated"],
         "metric": study.user_attrs["metric"],
         "winner": {
             "rule": winner,
@@ -88,6 +89,7 @@ def budget_rows(
                 "mean_budget": recorded["mean_budget"],
                 "kv_bytes": recorded["kv_bytes"],
                 "score": recorded["score"],
+                **{key: recorded[key] for key in ("task_scores",) if key in recorded},
                 "selection_score": _score(selection.get(tuple(recorded["budgets"]))),
                 "gain": gain,
                 "interval": [low, high],

@@ -113,9 +113,9 @@ def print_tasks(rows: Sequence[dict[str, Any]]) -> None:
     cells = [
         [
             row["task"],
-            row["category"],
+            row["category"] or "",
             row["metric"] or "",
-            str(row["new_tokens"]),
+            str(row["new_tokens"] or ""),
             ""
             if row["missing"]
             else " / ".join("any" if count is None else str(count) for count in row["examples"].values()),

@@ -22,7 +22,7 @@ PROTOCOLS = ("question-aware", "question-agnostic")
 class Example:
     """One prompt with its references.
 
-    id: 16 hex digits of a sha256 over everything else but `prompt`.
+    id: 16 hex digits of a sha256 over everything else but `prompt` and `truncated`.
     task: name of the task it belongs to.
     prompt: the text that was tokenised, question and answer prefix included.
     tokens: ids that are prefilled and compressed, exactly as fed to the model, with the tokenizer's own BOS, if it
@@ -32,6 +32,7 @@ class Example:
     answer_tokens: per reference, the token ids of the answer as it follows the prompt.
     new_tokens: generation limit.
     classes: names that a classification task's metric looks for.
+    truncated: whether the data's prompt was longer and is cut.
     stop_tokens: ids that end this example's output, besides the model's own; where there are any, the output cannot
         begin with one of them or of the model's own.
     """
@@ -46,6 +47,7 @@ class Example:
     question: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
+    truncated: bool = False
 
     @property
     def length(self) -> int:
@@ -138,6 +140,7 @@ def build_example(
     separator: str = " ",
     classes: Sequence[str] = (),
     stop_tokens: Sequence[int] = (),
+    truncated: bool = False,
 ) -> Example:
     """An Example of a whole prompt.
 
@@ -181,6 +184,7 @@ def build_example(
         question=tuple(question),
         classes=tuple(classes),
         stop_tokens=tuple(stop_tokens),
+        truncated=truncated,
     )
 
 
@@ -198,12 +202,20 @@ def split_prompt(
         first = encode(tokenizer, prompt[:end], special=special)
         if end and ids[: len(first)] == first and len(first) < len(ids):
             return first, ids[len(first) :]
-    return encode(tokenizer, prompt[:context], special=special), encode(tokenizer, prompt[context:], special=False)
+    return encode(tokenizer, prompt[:context], special=special), continuation(tokenizer, prompt[context:])
+
+
+def continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text that follows another: without the space that SentencePiece puts before a text."""
+    for before in ("\n", "x"):
+        alone, joint = (encode(tokenizer, part, special=False) for part in (before, before + text))
+        if joint[: len(alone)] == alone:
+            return joint[len(alone) :]
+    return encode(tokenizer, text, special=False)
 
 
 def _plain_answer(tokenizer: PreTrainedTokenizerBase, prompt: str, reference: str) -> tuple[int, ...]:
-    answer = reference.rstrip() if prompt[-1:].isspace() else f" {reference.strip()}"
-    return tuple(encode(tokenizer, answer, special=False))
+    return tuple(continuation(tokenizer, reference.rstrip() if prompt[-1:].isspace() else f" {reference.strip()}"))
 
 
 def _exact_answer(

@@ -6,7 +6,6 @@ arXiv:2308.14508), here without the indentation, which a model gets right whatev
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import re
 import sysconfig
@@ -29,7 +28,7 @@ from mosaic_opt.tasks.base import (
 from mosaic_opt.tasks.execution import passes
 from mosaic_opt.tasks.metrics import code_similarity, has_code_line
 from mosaic_opt.tasks.rows import Row, RowTask, split_of
-from mosaic_opt.tasks.sources import MARKS, MOST_CHARACTERS, QUESTION_LINES, SourceFile, files, read
+from mosaic_opt.tasks.sources import MARKS, MOST_CHARACTERS, QUESTION_LINES, SourceFile, digest, files, read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,7 +99,7 @@ class NextLine(Task):
 
     def _places(self, split: str) -> Iterator[tuple[SourceFile, int]]:
         """A line to complete of each of the split's files in turn, then another of each."""
-        names = [name for name in files(self.folder) if split_of(hashlib.sha256(name.encode()).hexdigest()) == split]
+        names = [name for name in files(self.folder) if split_of(digest(self.folder, name)) == split]
         order = stable_generator(self.seed, split).permutation(len(names))
         left = [names[i] for i in order]
         turn = 0
@@ -197,7 +196,10 @@ class HumanEval(RowTask):
         if not self.execute:
             return _similarity(prediction, example)
         problem = self.problems[example.prompt.strip()]
-        function = example.prompt + _BODY_END.split(prediction)[0]
+        body = _BODY_END.split(prediction)[0]
+        if (len(body) - len(body.lstrip(" "))) % 4 == 3:  # SentencePiece's decoder drops a text's first space
+            body = f" {body}"
+        function = example.prompt + body
         return float(passes(f"{function}\n{problem['test']}\ncheck({problem['entry_point']})\n", self.seconds))
 
     def settled(self, prediction: str, example: Example, reach: Sequence[float]) -> bool:

@@ -17,7 +17,8 @@ class Mixture(Task):
     tasks: at least one, of different names and the same protocol.
     name: shown in reports.
 
-    `tokens` and `new_tokens` are the largest of the tasks'; every example carries its own.
+    A mixture cannot be in another. `tokens` and `new_tokens` are the largest of the tasks'; every example has
+    its own.
     """
 
     def __init__(self, *, tasks: Sequence[Task], name: str = "mixture") -> None:
@@ -35,6 +36,7 @@ class Mixture(Task):
             new_tokens=max(task.new_tokens for task in tasks),
             protocol=tasks[0].protocol,
         )
+        self.category = " + ".join(dict.fromkeys(task.category for task in tasks))
         self.allow_overlap = any(task.allow_overlap for task in tasks)
         self.tasks = tuple(tasks)
         self._by_name = dict(zip(names, tasks, strict=True))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mosaic_opt.tasks import ruler
 from mosaic_opt.tasks.metrics import METRICS
 from mosaic_opt.tasks.rows import Row
 
@@ -65,7 +66,8 @@ def read_rows(path: str | Path, *, task: str = "", extended: bool = False) -> li
         prompt, answers: a ready prompt.
         context, question, answers: the question follows the context directly, and where it is empty the answer prefix
             takes its place (Xnhyacinth/LongBench, simonjegou/ruler).
-        input, outputs: RULER's own files; `answer_prefix` is a key of its own, or the end of `input`.
+        input, outputs: RULER's own files; `answer_prefix` is a key of its own, or the end of `input`; the last line
+            of `input` is the question; RULER's generation limits, where `task` is one of its tasks.
         context, input, answers: LongBench's own files, with the templates of dataset2prompt.json.
     `answers` may be called `answer` or `outputs`, and be one text. Optional: answer_prefix, max_new_tokens, metric,
     all_classes, document, task, length. Other keys are left alone.
@@ -105,6 +107,9 @@ def _record(row: _Raw, task: str) -> Record:
     if not question and prefix and "context" in row.values:
         question, prefix = prefix, ""
     fields: dict[str, Any] = {}
+    name = _task(row) or task
+    if answers == "outputs" and name in ruler.NEW_TOKENS:
+        fields["new_tokens"] = ruler.NEW_TOKENS[name]
     if row.values.get("max_new_tokens") is not None:
         fields["new_tokens"] = _whole(row, "max_new_tokens", 1)
     if row.values.get("length") is not None:
@@ -119,7 +124,7 @@ def _record(row: _Raw, task: str) -> Record:
         answers=_texts(row, answers, required=True),
         classes=_texts(row, "all_classes"),
         document=_text(row, "document") or _text(row, "context"),
-        task=_task(row),
+        task=name,
         metric=metric,
         **fields,
     )
@@ -135,7 +140,8 @@ def _parts(row: _Raw, task: str) -> tuple[str, str, str, str]:
         if {"context", "question"} <= keys:
             return _text(row, "context", required=True), _text(row, "question"), prefix, answers
         if {"input", "outputs"} <= keys:
-            return _text(row, "input", required=True), "", prefix, answers
+            context, newline, question = _text(row, "input", required=True).rpartition("\n")
+            return (*((context, newline + question) if newline else (question, "")), prefix, answers)
         if {"context", "input"} <= keys:
             return *_templated(row, task), prefix, answers
     found = ", ".join(sorted(map(str, keys))) or "none"
@@ -165,7 +171,7 @@ def _template(row: _Raw, name: str) -> str:
             f"{row.place}: LongBench's prompts must be in {TEMPLATES} beside its data folder, found none"
         )
     try:
-        templates = json.loads(file.read_text(encoding="utf-8"))
+        templates = json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:  # of the encoding, too
         raise ValueError(f"{file} must be JSON: {error}") from error
     if not isinstance(templates, dict) or not isinstance(templates.get(name), str):
@@ -180,7 +186,7 @@ def _text(row: _Raw, key: str, *, required: bool = False) -> str:
         return ""
     if not isinstance(value, str) or (required and not value.strip()):
         raise ValueError(f"{row.place}: {key} must be a text{', not empty' if required else ''}, got {value!r}")
-    return value
+    return _encodable(row, key, value)
 
 
 def _texts(row: _Raw, key: str, *, required: bool = False) -> tuple[str, ...]:
@@ -194,7 +200,14 @@ def _texts(row: _Raw, key: str, *, required: bool = False) -> tuple[str, ...]:
         or not all(isinstance(text, str) and text.strip() for text in texts)
     ):
         raise ValueError(f"{row.place}: {key} must be a text or a list of texts, none empty, got {value!r}")
-    return tuple(texts)
+    return tuple(_encodable(row, key, text) for text in texts)
+
+
+def _encodable(row: _Raw, key: str, text: str) -> str:
+    """The text; ValueError for half of a surrogate pair, which JSON may hold and UTF-8 may not."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{row.place}: {key} must be Unicode text, it has half of a surrogate pair")
+    return text
 
 
 def _whole(row: _Raw, key: str, least: int) -> int:
@@ -264,8 +277,11 @@ def _from_jsonl(file: Path) -> list[_Raw]:
             values = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             raise ValueError(f"{place} must be UTF-8: {error.reason} at byte {error.start + 1}") from error
-        except ValueError as error:
-            raise ValueError(f"{place} must be JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            what = (
+                f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            )
+            raise ValueError(f"{place} must be JSON: {what}") from error
         if not isinstance(values, dict):
             raise ValueError(f"{place} must be a JSON object with keys, got {type(values).__name__}")
         rows.append(_Raw(place, file, values))

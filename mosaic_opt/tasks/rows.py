@@ -50,7 +50,7 @@ class RowTask(Task):
     """A task over rows; each split holds whole documents, chosen by their hash.
 
     name, metric, tokens, new_tokens, protocol: see `Task`; `tokens` is the most that a prompt keeps (of a longer one
-        the first and the last half), the chat template not counted; `new_tokens` None: each row's own.
+        the first and the last half), chat template and answer prefix not counted; `new_tokens` None: each row's own.
     chat: whether the prompt becomes a user's turn of the tokenizer's chat template, where it has one.
     allow_overlap: every split is all the rows (the protocol of published work).
     """
@@ -85,8 +85,8 @@ class RowTask(Task):
 
     @cached_property
     def splits(self) -> dict[str, list[Row]]:
-        """The rows of each split, in the order of their contents' hash."""
-        rows = sorted(self.rows(), key=_content)
+        """The rows of each split, each once, in the order of their contents' hash."""
+        rows = sorted(dict.fromkeys(self.rows()), key=_content)
         if self.allow_overlap:
             return dict.fromkeys(SPLITS, rows)
         made: dict[str, list[Row]] = {split: [] for split in SPLITS}
@@ -109,9 +109,11 @@ class RowTask(Task):
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
         rows = self.splits[split]
         if not 1 <= count <= len(rows):
+            sizes = ", ".join(f"{len(own)} {name}" for name, own in self.splits.items())
             raise ValueError(
-                f"{split} must be from 1 to {len(rows)} examples of {self.name} (its data has "
-                f"{', '.join(f'{len(own)} {name}' for name, own in self.splits.items())}), got {count}"
+                f"{split} must be from 1 to {len(rows)} examples of {self.name} (its data has {sizes}; rows that "
+                "begin alike are one document unless they name theirs; allow_overlap=true gives every split all), "
+                f"got {count}"
             )
         return [self._example(tokenizer, row) for row in rows[:count]]
 
@@ -128,6 +130,7 @@ class RowTask(Task):
             exact=False,
             classes=row.classes,
             stop_tokens=self.stop_tokens(tokenizer),
+            truncated=row.context + row.question not in prompt,
         )
 
     def _prompt(self, tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[str, int | None, bool]:
@@ -154,7 +157,7 @@ def truncated(tokenizer: PreTrainedTokenizerBase, text: str, limit: int) -> str:
         ValueError: for a limit below 2, which leaves nothing.
     """
     if limit < 2:
-        raise ValueError(f"tokens must leave at least 2 for the context beside the question, got {limit}")
+        raise ValueError(f"tokens must leave at least 2 for the context, got {limit}")
     ids = encode(tokenizer, text, special=False)
     if len(ids) <= limit:
         return text
@@ -166,9 +169,10 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """What the chat template writes before and after a user's turn, up to where the answer begins."""
     mark = "(content)"
     turn = [{"role": "user", "content": mark}]
-    before, _, after = str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)).partition(
-        mark
-    )
+    text = str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+    if mark not in text:
+        raise ValueError("chat must be false: the tokenizer's chat template does not repeat what the user says")
+    before, _, after = text.partition(mark)
     return before, after
 
 

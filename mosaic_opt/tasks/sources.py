@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import hashlib
 import keyword
 import os
 import re
@@ -53,8 +54,14 @@ def files(folder: str) -> tuple[str, ...]:
         paths = [
             Path(parent, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")
         ]
-        found += [path for path in paths if FILE_BYTES[0] <= path.stat().st_size <= FILE_BYTES[1]]
+        found += [path for path in paths if path.is_file() and FILE_BYTES[0] <= path.stat().st_size <= FILE_BYTES[1]]
     return tuple(sorted(path.relative_to(folder).as_posix() for path in found))
+
+
+@cache
+def digest(folder: str, name: str) -> str:
+    """Hash of a file's content, which decides its split: copies are in the same."""
+    return hashlib.sha256(Path(folder, name).read_bytes()).hexdigest()
 
 
 @cache
@@ -66,7 +73,7 @@ def read(folder: str, name: str, tokens: int) -> SourceFile:
     lines before it.
     """
     try:
-        text = Path(folder, name).read_text(encoding="utf-8")
+        text = Path(folder, name).read_text(encoding="utf-8-sig")
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return SourceFile((), ())

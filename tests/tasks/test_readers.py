@@ -137,6 +137,27 @@ def test_official_ruler_files_of_both_vintages_give_the_same_prompt(tmp_path: Pa
     assert rows[1].answer_prefix == prefix
 
 
+def test_official_ruler_files_split_by_text_with_a_question_apart_and_rulers_limits(tmp_path: Path) -> None:
+    """Prompts that begin alike are different documents; `subset` names the task where the rows do not."""
+    noise = "The grass is green. " * 200
+    rows = [
+        {"index": i, "input": f"{noise} The number is {i}.\nWhat is it?", "outputs": [str(i)]} for i in range(200)
+    ]
+    task = RowsFile(path=str(write(tmp_path / "cwe.jsonl", *rows)), tokens=100, subset="cwe")
+    assert task.metric == "string_match_all"
+    sizes = task.sizes()
+    assert sum(size or 0 for size in sizes.values()) == 200
+    assert min(size or 0 for size in sizes.values()) > 20
+    assert {row.new_tokens for row in task.rows()} == {120}
+    assert {row.question for row in task.rows()} == {"\nWhat is it?"}
+
+
+def test_rows_that_stand_twice_count_once(tmp_path: Path) -> None:
+    own = {"prompt": LONG, "answers": "one", "metric": "f1"}
+    task = RowsFile(path=str(write(tmp_path / "a.jsonl", own, own)), tokens=100)
+    assert sorted(size or 0 for size in task.sizes().values()) == [0, 0, 1]
+
+
 def test_own_rows(tmp_path: Path) -> None:
     own = {"prompt": LONG, "answers": "one", "metric": "f1", "max_new_tokens": 7, "document": "d", "note": 3}
     (row,) = read_rows(write(tmp_path / "a.jsonl", own))
@@ -160,6 +181,8 @@ GOOD = {"prompt": "p", "answers": ["a"]}
     ("second", "message"),
     [
         ('{"prompt": "p", "answ', r"line 2 must be JSON: Unterminated string"),
+        ("[" * 100_000, r"line 2 must be JSON: "),
+        ('{"prompt": "\\ud800", "answers": ["a"]}', r"line 2: prompt must be Unicode text"),
         ("[1, 2]", r"line 2 must be a JSON object with keys, got list"),
         (b'{"prompt": "\xff", "answers": ["a"]}', r"line 2 must be UTF-8: invalid start byte at byte 13"),
         ({"prompt": "p", "answers": []}, r"line 2: answers must be .* none empty, got \[\]"),

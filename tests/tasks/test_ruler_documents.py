@@ -48,17 +48,17 @@ def squad(path: Path, articles: int = 30) -> Path:
 
 
 def hotpot(path: Path, rows: int = 90) -> Path:
-    """A file in HotpotQA's form: two supporting documents among four; every third answer is yes."""
+    """A file in HotpotQA's form: two supporting documents among four; every third answer is yes or no."""
     content = [
         {
             "_id": str(i),
             "question": f"Where does the maker of engine {i} live?",
-            "answer": "yes" if i % 3 == 0 else f"Town{i}z",
+            "answer": ("yes", "No")[i % 2] if i % 3 == 0 else f"Town{i}z",
             "supporting_facts": [[f"Engine {i}", 0], [f"Maker {i}", 0]],
             "context": [
                 [f"Other {i}", [f"Engines{i} are loud.", " They smoke."]],
                 [f"Engine {i}", [f"Maker {i} built engine {i}.", " It is old."]],
-                [f"Maker {i}", [f"Maker {i} lives in Town{i}z."]],
+                [f"Maker {i}", [f"Maker {i} lives in Town{i}z.", " Known in the north; no rain, yes."]],
                 [f"More {i}", [f"Towns{i} are big.", " Very."]],
             ],
         }
@@ -150,14 +150,15 @@ def test_hotpot_form(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None
     for split in SPLITS:
         questions = task.questions(split)
         total += len(questions)
-        assert not any(question.answers == ("yes",) for question in questions)
+        assert not any(question.answers in (("yes",), ("No",)) for question in questions)
         examples = task.examples(tokenizer, split, len(questions))
         seen.append({text for example in examples for text in documents(example.prompt)[:-1]})
         for example in examples:
             found = documents(example.prompt)
             number = example.references[0].removeprefix("Town").removesuffix("z")
             assert f"Engine {number}. Maker {number} built engine {number}. It is old." in found
-            assert f"Maker {number}. Maker {number} lives in {example.references[0]}." in found
+            lives = f"Maker {number}. Maker {number} lives in {example.references[0]}."
+            assert f"{lives} Known in the north; no rain, yes." in found
     assert 0 < total <= 60
 
 

@@ -7,6 +7,7 @@ split's own documents run out, paragraphs of the shipped prose follow; the last 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -28,6 +29,7 @@ DOCUMENT = "Document {number}: {text}"
 QUESTION = "Question: {question}"
 ANSWER_PREFIX = "Answer:"
 LEAST_WORDS = 20  # of distractors
+YES_NO = {"yes", "no"}  # answers that any text may have in it
 
 
 class DocumentQuestions(FilledTask):
@@ -81,7 +83,8 @@ class DocumentQuestions(FilledTask):
 
     def _answered(self, question: Question) -> bool:
         gold = [self.collection.documents[i].lower() for i in question.gold]
-        return any(answer.lower() in text for answer in question.answers for text in gold)
+        answers = [answer.lower() for answer in question.answers]
+        return not YES_NO.issuperset(answers) and any(answer in text for answer in answers for text in gold)
 
     def largest(self, split: str) -> int:
         return len(self.questions(split))
@@ -96,12 +99,12 @@ class DocumentQuestions(FilledTask):
 
     def _quiz(self, question: Question, split: str, generator: np.random.Generator) -> Quiz:
         documents = self.collection.documents
-        answers = [answer.lower() for answer in question.answers]
+        said = _mentions(question.answers)
         distractors, words = [], 0
         for text in self._others(question, split, generator):
             if words >= self.tokens:  # a word has at least one token
                 break
-            if not any(answer in text.lower() for answer in answers):
+            if not said.search(text):
                 distractors.append(text)
                 words += len(text.split())
         return _Documents(question, [documents[i] for i in question.gold], distractors, generator)
@@ -114,6 +117,11 @@ class DocumentQuestions(FilledTask):
         order = dict.fromkeys([*(near[i] for i in generator.permutation(len(near))), *shuffled])
         yield from (documents[i] for i in order if i not in question.gold)
         yield from (prose[i] for i in generator.permutation(len(prose)))
+
+
+def _mentions(answers: Sequence[str]) -> re.Pattern[str]:
+    """Finds any of the answers as whole words, whatever the case."""
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, answers))})(?!\w)", re.IGNORECASE)
 
 
 class _Documents(Quiz):

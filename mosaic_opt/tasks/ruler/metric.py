@@ -14,6 +14,9 @@ METRICS = {
     **dict.fromkeys(("qa_1", "qa_2"), MATCH_PART),
 }
 
+# RULER's generation limits, for rows of its files, which do not name them.
+NEW_TOKENS = {**dict.fromkeys(METRICS, 128), "vt": 30, "cwe": 120, "fwe": 50, "qa_1": 32, "qa_2": 32}
+
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
 

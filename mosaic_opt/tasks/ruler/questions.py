@@ -69,7 +69,7 @@ def read(path: Path) -> Collection:
     Raises ValueError for other files.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(content, dict):
             return _squad(content["data"])
         return _hotpot(content)
