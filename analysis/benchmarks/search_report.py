@@ -74,6 +74,8 @@ def figure(rows: list[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     panels = grouped(({**row, "kind": kind(row)} for row in rows), "kind")
+    colours = {sampler: f"C{number}" for number, (sampler,) in enumerate(grouped(rows, "sampler"))}
+    shown: dict[str, Any] = {}
     columns = min(3, len(panels))
     rows_of_panels = -(-len(panels) // columns)
     _, grid = plt.subplots(rows_of_panels, columns, figsize=(4.2 * columns, 3.6 * rows_of_panels), squeeze=False)
@@ -85,10 +87,11 @@ def figure(rows: list[Row], path: Path) -> None:
             counts = sorted({int(count) for row in several for count in row["observed"]})
             values = np.array([[row["observed"][str(count)] for count in counts] for row in several])
             mean, error = values.mean(axis=0), values.std(axis=0) / np.sqrt(len(values))
-            (line,) = axis.plot(counts, mean, label=sampler, linewidth=2.2 if sampler == OURS else 1.2)
-            axis.fill_between(counts, mean - error, mean + error, color=line.get_color(), alpha=0.15, linewidth=0)
+            look = {"color": colours[sampler], "linewidth": 2.2 if sampler == OURS else 1.2}
+            (shown[sampler],) = axis.plot(counts, mean, **look)
+            axis.fill_between(counts, mean - error, mean + error, color=colours[sampler], alpha=0.15, linewidth=0)
         axis.set(title=name, xlabel="trials", ylabel="hypervolume (observed)")
-    axes[len(panels) - 1].legend(fontsize=8, loc="lower right")
+    axes[len(panels) - 1].legend(list(shown.values()), list(shown), fontsize=8, loc="lower right")
     plt.tight_layout()
     plt.savefig(path, dpi=130)
 
