@@ -193,10 +193,10 @@ class Decoding:
         room = max(len(turn.question) + turn.new_tokens for turn in batch.turns)
         self.layers = batch.slices(allocation, room + max(batch.tree.tokens.shape[1], PASS_TOKENS))
         self.cache = Cache(layers=list(self.layers.values()))
-        # tokens behind each prompt: the question, then the output, whose first token the prefill gave if none
-        self.behind = [list(turn.question) or turn.draft[:1] for turn in batch.turns]
+        # without a question the prefill has given the first token
+        self.outputs = [[] if turn.question else turn.draft[:1] for turn in batch.turns]
         self.rows = list(range(len(batch.turns)))  # the open rows, in cache order
-        self.fed = torch.zeros(len(self.rows), dtype=torch.long)  # of the tokens behind the prompt, per open row
+        self.fed = torch.zeros(len(self.rows), dtype=torch.long)  # tokens behind the prompt, per open row
 
     def run(self) -> tuple[list[list[int]], list[float]]:
         """Output tokens and reference log-likelihood of each row."""
@@ -209,16 +209,14 @@ class Decoding:
         while self.rows:
             tree = TokenTree([[self._guess(row)] for row in self.rows])
             self._accept(tree, self._forward(tree).argmax(-1).tolist())
-        return [self._output(row) for row in range(len(self.behind))], likelihoods
-
-    def _output(self, row: int) -> list[int]:
-        return self.behind[row][len(self.batch.turns[row].question) :]
+        return self.outputs, likelihoods
 
     def _guess(self, row: int) -> list[int]:
         """The token not yet fed, then the draft's tokens at the positions behind it."""
-        turn, done = self.batch.turns[row], len(self._output(row))
+        turn, output = self.batch.turns[row], self.outputs[row]
+        done = len(output)
         last = min(done + max(0, PASS_TOKENS // len(self.rows) - 1), turn.new_tokens - 1)
-        return [self.behind[row][-1], *turn.draft[done:last]]
+        return [output[-1], *turn.draft[done:last]]
 
     def _forward(self, tree: TokenTree) -> torch.Tensor:
         device = self.batch.lengths.device
@@ -261,15 +259,14 @@ class Decoding:
         paths: list[list[int]] = []
         open_rows: list[int] = []
         for position, row in enumerate(self.rows):
-            turn, behind = self.batch.turns[row], self.behind[row]
-            nodes = tree.path(position, behind[int(self.fed[position]) :])
-            while not turn.closed(self._output(row)):
-                behind.append(predictions[position][nodes[-1]])
-                node = tree.children[position].get((nodes[-1], behind[-1]))
+            turn, output = self.batch.turns[row], self.outputs[row]
+            nodes = tree.path(position, output[-1:] or turn.question)  # what was fed before any guess
+            while not turn.closed(output):
+                output.append(predictions[position][nodes[-1]])
+                node = tree.children[position].get((nodes[-1], output[-1]))
                 if node is None:
                     break
                 nodes.append(node)
-            output = self._output(row)
             if not turn.closed(output) and not self.settled(row, output):
                 open_rows.append(position)
                 paths.append(nodes)

@@ -23,7 +23,6 @@ from mosaic_opt.settings import (
     fingerprint_of,
     named,
     named_tasks,
-    one_line,
     require_name,
     user_errors,
 )
@@ -169,7 +168,7 @@ def _described(name: str, config: DictConfig) -> dict[str, Any]:
             row |= {"category": task.category, "protocol": task.protocol, "new_tokens": task.new_tokens}
             row |= {"metric": task.metric, "examples": task.sizes()}
     except UserError as error:
-        row["missing"] = one_line(error)
+        row["missing"] = str(error)
     return {"task": name, **row}
 
 

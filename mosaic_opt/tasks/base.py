@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -163,29 +163,18 @@ def build_example(
     else:
         answers = tuple(_plain_answer(tokenizer, prompt, text) for text in references)
     compressed, question = (ids, []) if context is None else split_prompt(tokenizer, prompt, ids, context, special)
-    content = {
+    content: dict[str, Any] = {
         "task": task,
-        "tokens": compressed,
-        "question": question,
-        "references": list(references),
+        "tokens": tuple(compressed),
+        "question": tuple(question),
+        "references": tuple(references),
         "answer_tokens": answers,
         "new_tokens": new_tokens,
-        "classes": list(classes),
-        "stop_tokens": list(stop_tokens),
+        "classes": tuple(classes),
+        "stop_tokens": tuple(stop_tokens),
     }
-    return Example(
-        id=hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16],
-        prompt=prompt,
-        tokens=tuple(compressed),
-        references=tuple(references),
-        answer_tokens=answers,
-        new_tokens=new_tokens,
-        task=task,
-        question=tuple(question),
-        classes=tuple(classes),
-        stop_tokens=tuple(stop_tokens),
-        truncated=truncated,
-    )
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    return Example(id=digest, prompt=prompt, truncated=truncated, **content)
 
 
 def split_prompt(

@@ -26,9 +26,9 @@ from mosaic_opt.tasks.base import (
     stable_generator,
 )
 from mosaic_opt.tasks.execution import passes
-from mosaic_opt.tasks.metrics import code_similarity, has_code_line
+from mosaic_opt.tasks.metrics import code_similarity, has_code_line, is_code
 from mosaic_opt.tasks.rows import Row, RowTask, split_of
-from mosaic_opt.tasks.sources import MARKS, MOST_CHARACTERS, QUESTION_LINES, SourceFile, digest, files, read
+from mosaic_opt.tasks.sources import MOST_CHARACTERS, QUESTION_LINES, SourceFile, digest, files, read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -251,7 +251,7 @@ def _context(code: str) -> int:
 def _first_code(text: str) -> str:
     """The first line that is code to the metric; the first line where none is."""
     lines = [line for line in text.split("\n") if line.strip()]
-    return next((line for line in lines if not any(mark in line for mark in MARKS)), lines[0])
+    return next(filter(is_code, lines), lines[0])
 
 
 def _unindented(text: str) -> str:

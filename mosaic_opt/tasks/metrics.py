@@ -32,7 +32,7 @@ _PUNCTUATION_ZH = re.compile(
 _NUMBER = re.compile(r"\d+")
 _PARAGRAPH = re.compile(r"Paragraph (\d+)")
 _PARAGRAPH_ZH = re.compile(r"段落(\d+)")
-_NO_CODE = ("`", "#", "//")  # in a line that code similarity passes over
+NO_CODE = ("`", "#", "//")  # in a line that code similarity passes over
 
 
 def f1(prediction: str, answers: Sequence[str], classes: Sequence[str] = ()) -> float:
@@ -93,13 +93,13 @@ def code_similarity(prediction: str, answers: Sequence[str], classes: Sequence[s
     """
     from rapidfuzz import fuzz
 
-    line = next(filter(_is_code, prediction.lstrip("\n").split("\n")), "")
+    line = next(filter(is_code, prediction.lstrip("\n").split("\n")), "")
     return max(round(fuzz.ratio(line, answer)) / 100 if line else 0.0 for answer in answers)
 
 
 def has_code_line(prediction: str) -> bool:
     """Whether the line that `code_similarity` takes is complete, so that what follows cannot matter."""
-    return any(map(_is_code, prediction.lstrip("\n").split("\n")[:-1]))
+    return any(map(is_code, prediction.lstrip("\n").split("\n")[:-1]))
 
 
 def string_match_all(prediction: str, answers: Sequence[str], classes: Sequence[str] = ()) -> float:
@@ -213,8 +213,9 @@ def _first(pattern: re.Pattern[str], answer: str) -> str:
     return match.group(1) if match else answer.strip()
 
 
-def _is_code(line: str) -> bool:
-    return not any(mark in line for mark in _NO_CODE)
+def is_code(line: str) -> bool:
+    """Whether `code_similarity` takes a line for code."""
+    return not any(mark in line for mark in NO_CODE)
 
 
 def _cut(text: str) -> list[str]:

@@ -14,12 +14,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+from mosaic_opt.tasks.metrics import is_code
+
 FILE_BYTES = (4_000, 100_000)  # smaller files hold no whole prompt, larger ones are slow to parse
 ANSWER_CHARACTERS = (16, 100)
 MOST_CHARACTERS = 8  # of code to a token on average; a prompt begins no further from its end
 SURE_CHARACTERS = 2  # so many to a token fit in any prompt
 QUESTION_LINES = 6  # the last lines before the answer: fed after the compression if question-agnostic
-MARKS = ("`", "#", "//")  # lines with these are no code to the metric
 
 # Tests, copies of other modules, tables, and what does not belong to the library.
 _SKIPPED_FOLDERS = frozenset(
@@ -117,4 +118,4 @@ def _suits(before: str, line: str) -> bool:
     """Whether a line can be an answer; `before`: the last line of the prompt, whose end must be a token's."""
     text = line.strip()
     fits = ANSWER_CHARACTERS[0] <= len(text) <= ANSWER_CHARACTERS[1] and text.isascii()
-    return fits and not any(mark in text for mark in MARKS) and before == before.rstrip() != ""
+    return fits and is_code(text) and before == before.rstrip() != ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mosaic_opt.tasks import SPLITS, HumanEval, NextLine, code, execution, sources
+from mosaic_opt.tasks.metrics import NO_CODE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -104,7 +105,7 @@ def test_the_answer_is_the_next_line_of_the_file(code_tokenizers: list[PreTraine
         place = next(i for i in range(len(lines)) if lines[i - len(before) : i] == before)
         assert lines[place].strip() == answer
         assert 16 <= len(answer) <= 100
-        assert not any(mark in answer for mark in sources.MARKS)
+        assert not any(mark in answer for mark in NO_CODE)
         recent, all_lines = (
             set(sources._NAME.findall("\n".join(part))) for part in (before[-sources.QUESTION_LINES :], before)
         )
