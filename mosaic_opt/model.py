@@ -111,6 +111,11 @@ class ModelSource:
             return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return torch.tensor(self.tokenizer(text)["input_ids"])
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `loaded` is there already."""
+        return "loaded" in vars(self)
+
     @cached_property
     def loaded(self) -> PreTrainedModel:
         """What `load` gives, kept."""

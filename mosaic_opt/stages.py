@@ -127,7 +127,8 @@ class Bench:
 
     @cached_property
     def _model(self) -> Any:
-        self.watch.say(f"loading {self.source.name}")
+        if not self.source.is_loaded:
+            self.watch.say(f"loading {self.source.name}")
         return self.source.loaded
 
     def evaluator(self, split: str) -> Evaluator:

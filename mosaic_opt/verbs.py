@@ -174,7 +174,7 @@ def _described(name: str, config: DictConfig) -> dict[str, Any]:
 
 def baseline(config: DictConfig) -> None:
     """`mosaic baseline`: full-cache and uniform scores over a set of tasks; a JSON list on stdout."""
-    from mosaic_opt.report.baseline import baseline_table, markdown
+    from mosaic_opt.report.baseline import BRIEF, baseline_table, markdown
     from mosaic_opt.report.terminal import TerminalWatch, print_table
 
     with user_errors():
@@ -192,10 +192,9 @@ def baseline(config: DictConfig) -> None:
                 raise ValueError(f"budgets must be at most cap={longest}; got {max(budgets)}")
     rows = [_baseline_row(name, bench, split, budgets) for name, bench in benches.items()]
     put(json.dumps(rows))
-    headings, cells = baseline_table(rows)
-    print_table(headings, cells)
+    print_table(*baseline_table(rows, BRIEF))
     if table is not None:
-        table.write_text(markdown(headings, cells), encoding="utf-8")
+        table.write_text(markdown(*baseline_table(rows)), encoding="utf-8")
 
 
 def _baseline_row(name: str, bench: Bench, split: str, budgets: list[int]) -> dict[str, Any]:

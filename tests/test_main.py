@@ -357,6 +357,7 @@ def test_baseline_measures_full_cache_and_uniform_on_several_tasks(capfd, tmp_pa
     assert len(table) == 2 + 2 * 2
     assert table[0].startswith("| task | category |")
     assert rows["niah_single_1"]["mark"] == {"64": "floor", "2000": "floor"}  # random weights know no answer
+    assert err.count("loading") == 1
 
 
 def test_kill_9_at_a_random_moment_changes_nothing(tmp_path):

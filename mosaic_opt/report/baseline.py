@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mosaic_opt.report.statistics import paired_gain
+
+# What stands in the table's columns, for a row and one of its budgets.
+COLUMNS: dict[str, Callable[[Mapping[str, Any], int], str]] = {
+    "task": lambda row, budget: row["task"],
+    "category": lambda row, budget: row["category"],
+    "metric": lambda row, budget: row["metric"],
+    "protocol": lambda row, budget: row["protocol"],
+    "prompt": lambda row, budget: f"{row['prompt_tokens']:.0f}",
+    "full": lambda row, budget: _points(row["full"]),
+    "budget": lambda row, budget: str(budget),
+    "uniform": lambda row, budget: _points(row["uniform"][budget]),
+    "headroom": lambda row, budget: _points(row["headroom"][budget]),
+    "": lambda row, budget: row["mark"][budget],
+}
+BRIEF = ("task", "prompt", "full", "budget", "uniform", "headroom", "")  # columns that fit a terminal
 
 FLOOR = 0.1  # a full-cache score up to this: the model cannot do the task
 HEADROOM = 0.1  # full cache less far above uniform: there is nothing to win
@@ -40,25 +55,12 @@ def baseline_row(full: Sequence[float], uniform: Mapping[int, Sequence[float]], 
     }
 
 
-def baseline_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def baseline_table(
+    rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = tuple(COLUMNS)
+) -> tuple[list[str], list[list[str]]]:
     """Headings and cells for people, in points; one line for each task and budget."""
-    headings = ["task", "category", "metric", "protocol", "prompt", "full", "budget", "uniform", "headroom", ""]
-    cells = [
-        [
-            row["task"],
-            row["category"],
-            row["metric"],
-            row["protocol"],
-            f"{row['prompt_tokens']:.0f}",
-            _points(row["full"]),
-            str(budget),
-            _points(row["uniform"][budget]),
-            _points(row["headroom"][budget]),
-            row["mark"][budget],
-        ]
-        for row in rows
-        for budget in row["uniform"]
-    ]
+    headings = list(columns)
+    cells = [[COLUMNS[heading](row, budget) for heading in headings] for row in rows for budget in row["uniform"]]
     return headings, cells
 
 
@@ -70,4 +72,4 @@ def markdown(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 
 def _points(estimate: tuple[float, float, float]) -> str:
     score, low, high = (100 * value for value in estimate)
-    return f"{score:.1f} [{low:.1f}, {high:.1f}]"
+    return f"{score:.1f} [{low:.0f}, {high:.0f}]"

@@ -30,18 +30,20 @@ if TYPE_CHECKING:
     import numpy as np
     from transformers import PreTrainedTokenizerBase
 
-NUMBERED = {"before": "Paragraph {number}: {text}", "after": "{text} This was Paragraph {number}."}
+NUMBERED = {"before": "Paragraph {number}: {text}", "after": "{text} [Paragraph {number}]"}
 RETRIEVAL_INSTRUCTION = "Read these numbered paragraphs, and keep in mind which is which."
+RETRIEVAL_PREFIX = {"before": "{description} This was", "after": "{description} [Paragraph"}
+RETRIEVAL_ANSWER = {"before": "Paragraph {number}", "after": "{number}"}
 QUESTIONS = {
     "ending": "Which of the paragraphs ends like this?",
     "sentence": "Which of the paragraphs has this sentence in it?",
     "words": "Which of the paragraphs has all these words in it?",
 }
-RETRIEVAL_PREFIX = "{description} This was"
 COUNTING_INSTRUCTION = "Read these paragraphs. Some may stand here more than once."
 COUNTING_QUESTION = "How many different paragraphs are there, if each is counted once?"
 COUNTING_PREFIX = "The number of different paragraphs is"
 
+NUMBERS = range(100, 1000)  # three digits each; more than a split has paragraphs
 LONGEST = 60  # words of a paragraph, so that a prompt has many
 REPEATED = 0.7  # the most of a prompt's paragraphs, on average, that repeat another
 WORDS = 4  # of a paragraph that describe it
@@ -70,7 +72,11 @@ class _Passages(Task):
 
     @abstractmethod
     def _written(self, text: str, number: int) -> str:
-        """A paragraph with its number, which counts from 1."""
+        """A paragraph with its number."""
+
+    def _numbers(self, generator: np.random.Generator) -> Sequence[int]:
+        """The numbers of the paragraphs in the order of the prompt, at least as many as it has: from 1."""
+        return range(1, len(NUMBERS) + 1)
 
     @abstractmethod
     def _question(self, pool: _Pool, first: int, generator: np.random.Generator) -> _Question:
@@ -83,13 +89,13 @@ class _Passages(Task):
         """Paragraphs for about `room` tokens, `first` before all others; and those that may fill the rest."""
 
     @abstractmethod
-    def _answer(self, order: Sequence[int], first: int) -> str:
-        """The answer for the paragraphs in the order of the prompt."""
+    def _answer(self, order: Sequence[int], first: int, numbers: Sequence[int]) -> str:
+        """The answer for the paragraphs in the order of the prompt, with their numbers."""
 
     def examples(self, tokenizer: PreTrainedTokenizerBase, split: str, count: int) -> list[Example]:
         """See Task; ValueError where `tokens` cannot hold two paragraphs."""
         check_request(split, count, largest=len(_paragraphs(split)) if split in SPLITS else 1)
-        pool = _Pool(tokenizer, [self._written(text, 88) for text in _paragraphs(split)], _paragraphs(split))
+        pool = _Pool(tokenizer, [self._written(text, NUMBERS[-1]) for text in _paragraphs(split)], _paragraphs(split))
         first = stable_generator(self.seed, split).permutation(len(pool.texts))
         return [
             self._example(tokenizer, pool, int(first[index]), stable_generator(self.seed, split, index))
@@ -112,14 +118,15 @@ class _Passages(Task):
     ) -> Example:
         """Filled by the paragraphs' own tokens, then by what is left of the prompt's; too many are left out again."""
         question = self._question(pool, first, generator)
-        room = self.tokens - len(encode(tokenizer, self._prompt([], question)))
+        numbers = self._numbers(generator)
+        room = self.tokens - len(encode(tokenizer, self._prompt([], question, numbers)))
         chosen, others = self._chosen(pool, question, first, room, generator)
         pool.fill(chosen, others, room - sum(pool.counts[i] for i in chosen))
-        _, tokens = self._encoded(tokenizer, pool, chosen, question)
+        _, tokens = self._encoded(tokenizer, pool, chosen, question, numbers)
         pool.fill(chosen, [i for i in others if i not in chosen], self.tokens - len(tokens))
         while True:
             order = [chosen[i] for i in generator.permutation(len(chosen))]
-            prompt, tokens = self._encoded(tokenizer, pool, order, question)
+            prompt, tokens = self._encoded(tokenizer, pool, order, question, numbers)
             if len(tokens) <= self.tokens and len(chosen) > 1:
                 break
             if len(chosen) < 3:
@@ -129,7 +136,7 @@ class _Passages(Task):
         return build_example(
             tokenizer,
             prompt,
-            [self._answer(order, first)],
+            [self._answer(order, first, numbers)],
             new_tokens=self.new_tokens,
             task=self.name,
             tokens=tokens,
@@ -137,25 +144,31 @@ class _Passages(Task):
         )
 
     def _encoded(
-        self, tokenizer: PreTrainedTokenizerBase, pool: _Pool, order: Sequence[int], question: _Question
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        pool: _Pool,
+        order: Sequence[int],
+        question: _Question,
+        numbers: Sequence[int],
     ) -> tuple[str, list[int]]:
-        prompt = self._prompt([pool.texts[i] for i in order], question)
+        prompt = self._prompt([pool.texts[i] for i in order], question, numbers)
         return prompt, encode(tokenizer, prompt)
 
-    def _prompt(self, texts: Sequence[str], question: _Question) -> str:
-        paragraphs = [self._written(text, number) for number, text in enumerate(texts, start=1)]
+    def _prompt(self, texts: Sequence[str], question: _Question, numbers: Sequence[int]) -> str:
+        paragraphs = [self._written(text, number) for text, number in zip(texts, numbers, strict=False)]
         return "\n\n".join([self.instruction, *paragraphs, question.text])
 
 
 class PassageRetrieval(_Passages):
-    """Which of the prompt's numbered paragraphs a description is of; the answer is "Paragraph 7".
+    """Which of the prompt's numbered paragraphs a description is of; the answer is its number.
 
     Scored as LongBench's passage_retrieval_en: share of the output's numbers that are right.
 
     abstract: the description: "ending" (the paragraph's last sentence), "sentence" (any of them) or "words" (its
         WORDS rarest words); all stay in the paragraph.
-    numbers: where a paragraph's number stands: "before" its text as in LongBench, or "after", which a small model
-        finds more easily.
+    numbers: "before" a paragraph stands its number, counted from 1, as in LongBench (the answer is "Paragraph 7"); or
+        one of NUMBERS, drawn, stands "after" it. A small model finds that more easily, and counts on where the
+        numbers are in order, whatever the question.
     For the other arguments see `_Passages`.
     """
 
@@ -184,6 +197,11 @@ class PassageRetrieval(_Passages):
     def _written(self, text: str, number: int) -> str:
         return NUMBERED[self.numbers].format(number=number, text=text)
 
+    def _numbers(self, generator: np.random.Generator) -> Sequence[int]:
+        if self.numbers == "before":
+            return super()._numbers(generator)
+        return [NUMBERS[i] for i in generator.permutation(len(NUMBERS))]
+
     def _question(self, pool: _Pool, first: int, generator: np.random.Generator) -> _Question:
         text = pool.texts[first]
         sentences = sentences_of(text)
@@ -194,7 +212,8 @@ class PassageRetrieval(_Passages):
             last = len(sentences) - 1
             parts = [sentences[last if self.abstract == "ending" else int(generator.integers(len(sentences)))]]
             description = parts[0]
-        return _Question(f"{QUESTIONS[self.abstract]}\n{RETRIEVAL_PREFIX.format(description=description)}", parts)
+        prefix = RETRIEVAL_PREFIX[self.numbers].format(description=description)
+        return _Question(f"{QUESTIONS[self.abstract]}\n{prefix}", parts)
 
     def _chosen(
         self, pool: _Pool, question: _Question, first: int, room: int, generator: np.random.Generator
@@ -202,8 +221,8 @@ class PassageRetrieval(_Passages):
         others = [int(i) for i in generator.permutation(len(pool.texts)) if not question.fits(pool.texts[i])]
         return [first], others
 
-    def _answer(self, order: Sequence[int], first: int) -> str:
-        return f"Paragraph {order.index(first) + 1}"
+    def _answer(self, order: Sequence[int], first: int, numbers: Sequence[int]) -> str:
+        return RETRIEVAL_ANSWER[self.numbers].format(number=numbers[order.index(first)])
 
 
 class PassageCounting(_Passages):
@@ -251,7 +270,7 @@ class PassageCounting(_Passages):
                 following = fresh.pop()
         return chosen, fresh
 
-    def _answer(self, order: Sequence[int], first: int) -> str:
+    def _answer(self, order: Sequence[int], first: int, numbers: Sequence[int]) -> str:
         return str(len(set(order)))
 
 

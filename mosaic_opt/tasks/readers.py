@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,11 +34,13 @@ class Record(Row):
         task: name within its benchmark; empty where the data has none.
         metric: a key of METRICS, or empty.
         length: length of the context as the data counts it; 0 where it does not.
+        place: file and line, for errors; no part of what makes two rows equal.
     """
 
     task: str = ""
     metric: str = ""
     length: int = 0
+    place: str = field(default="", compare=False, repr=False)
 
 
 class _Raw(NamedTuple):
@@ -93,9 +95,9 @@ def read_rows(path: str | Path, *, task: str = "", extended: bool = False) -> li
 
 def require_classes(records: Iterable[Record]) -> None:
     """Raise ValueError where a row has no class names, which the metric classification looks for."""
-    for number, record in enumerate(records, 1):
+    for record in records:
         if not record.classes:
-            raise ValueError(f"all_classes must be given in every row for classification, row {number} has none")
+            raise ValueError(f"{record.place}: all_classes must be given in every row for classification")
 
 
 def _task(row: _Raw) -> str:
@@ -126,6 +128,7 @@ def _record(row: _Raw, task: str) -> Record:
         document=_text(row, "document") or _text(row, "context"),
         task=name,
         metric=metric,
+        place=row.place,
         **fields,
     )
 

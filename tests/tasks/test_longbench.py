@@ -142,7 +142,7 @@ def test_only_samsum_stops_at_a_newline(smollm2_tokenizer: Any, byte_tokenizer: 
 
 def test_classification_needs_the_classes(tmp_path: Path) -> None:
     path = folder(tmp_path, "trec", rows_of(2))
-    with pytest.raises(ValueError, match="all_classes must be given in every row for classification, row 1"):
+    with pytest.raises(ValueError, match=r"trec\.jsonl, line 1: all_classes must be given in every row"):
         LongBench(name="trec", path=path, tokens=500).rows()
 
 

@@ -322,9 +322,7 @@ def test_rows_file_errors(tmp_path: Path) -> None:
         RowsFile(path=path, tokens=50, metric="bleu")
     with pytest.raises(ValueError, match=r"metric must be given, .* they name none"):
         RowsFile(path=path, tokens=50).rows()
-    with pytest.raises(
-        ValueError, match=r"all_classes must be given in every row for classification, row 1 has none"
-    ):
+    with pytest.raises(ValueError, match=r"mine\.jsonl, line 1: all_classes must be given in every row"):
         RowsFile(path=path, tokens=50, metric="classification").rows()
     with pytest.raises(ValueError, match="new_tokens must be at least 1"):
         RowsFile(path=path, tokens=50, new_tokens=0)
