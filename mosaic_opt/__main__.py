@@ -7,8 +7,9 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from importlib import resources
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
 import hydra
 from hydra.errors import HydraException
@@ -17,11 +18,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mosaic_opt import verbs
 from mosaic_opt.settings import UserError, one_line, require_choice
+from mosaic_opt.storage import hidden
 
 VERBS = {
     "search": (
         "find allocations for one model, task and eviction method: all four stages",
         "mosaic search task=niah_multikey_1 trials=300",
+    ),
+    "worker": (
+        "help with a study that is being searched, from this or another machine",
+        "mosaic worker study=NAME storage=postgresql",
+    ),
+    "studies": (
+        "list the searches of a database as JSON, or delete, rename or copy one",
+        "mosaic studies action=rename study=OLD to=NEW",
     ),
     "evaluate": (
         "measure one allocation on a split; JSON on stdout",
@@ -71,21 +81,23 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
-    failed: list[str] = []
     started: list[bool] = []
     try:
-        job = _reporting(getattr(verbs, verb), failed, started)
-        hydra.main(config_path="pkg://mosaic_opt.conf", config_name=verb, version_base="1.3")(job)()
+        job = _reporting(getattr(verbs, verb), started)
+        with redirect_stderr(cast(TextIO, _Discreet(sys.stderr))):
+            hydra.main(config_path="pkg://mosaic_opt.conf", config_name=verb, version_base="1.3")(job)()
     except BaseException as error:
         if _interrupts:  # an interrupt may land inside a library that turns it into an error of its own
-            _stopped(resumes=verb in ("search", "evaluate", "baseline"))
+            _stopped(resumes=verb in ("search", "worker", "evaluate", "baseline"))
+        if isinstance(error, JobFailed):
+            sys.exit(2)
         # a ValueError before any job is Hydra's reading of the command line; a job's is a fault of ours
         if isinstance(error, (HydraException, OmegaConfBaseException)) or (
             isinstance(error, ValueError) and not started
         ):
             _fail(one_line(error))
         raise
-    sys.exit(2 if failed else 0)
+    sys.exit(0)
 
 
 def _require_choices(arguments: list[str]) -> None:
@@ -98,10 +110,27 @@ def _require_choices(arguments: list[str]) -> None:
                 require_choice(group, name)
 
 
-def _reporting(
-    job: Callable[[DictConfig], None], failed: list[str], started: list[bool]
-) -> Callable[[DictConfig], None]:
-    """The job, its user errors printed and collected, so that the other jobs of a multirun go on."""
+class _Discreet:
+    """Standard error without passwords, which Hydra shows with a job's overrides, nor its word on failures."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if not text.startswith("Error executing job with overrides"):  # the error itself has been told
+            self._stream.write(hidden(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class JobFailed(Exception):
+    """A job ended with an error that the user can mend and has been told."""
+
+
+def _reporting(job: Callable[[DictConfig], None], started: list[bool]) -> Callable[[DictConfig], None]:
+    """The job, its user errors printed at once; Hydra raises the first one's exception when all jobs have run."""
 
     def run(config: DictConfig) -> None:
         started.append(True)
@@ -111,7 +140,7 @@ def _reporting(
             if _interrupts or (isinstance(error, ValueError) and not _is_users(error)):
                 raise
             print(f"mosaic: {one_line(error)}", file=sys.stderr)
-            failed.append(str(error))
+            raise JobFailed(one_line(error)) from None
 
     return run
 
@@ -135,7 +164,7 @@ def _stopped(*, resumes: bool) -> NoReturn:
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"mosaic: {message}", file=sys.stderr)
+    print(f"mosaic: {hidden(message)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from optuna import Trial, TrialPruned
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from mosaic_opt.allocation import Allocation, from_weights
@@ -35,6 +36,11 @@ class Objective(ABC):
 
     def __init__(self, *, measure: Measure, layers: int, race: bool = False) -> None:
         self.measure, self.layers, self.race = measure, layers, race
+
+    @property
+    @abstractmethod
+    def space(self) -> Mapping[str, Any]:
+        """Distributions of the parameters, one per layer, bottom first."""
 
     @abstractmethod
     def suggest(self, trial: Trial) -> dict[str, Any]:
@@ -103,9 +109,13 @@ class LevelObjective(Objective):
         super().__init__(**measured)
         self.levels = tuple(levels)
 
+    @property
+    def space(self) -> dict[str, IntDistribution]:
+        each = IntDistribution(0, len(self.levels) - 1)
+        return dict.fromkeys(parameter_names("layer", self.layers), each)
+
     def suggest(self, trial: Trial) -> dict[str, int]:
-        highest = len(self.levels) - 1
-        return {name: trial.suggest_int(name, 0, highest) for name in parameter_names("layer", self.layers)}
+        return {name: trial.suggest_int(name, one.low, one.high) for name, one in self.space.items()}
 
     def decode(self, params: dict[str, Any]) -> tuple[int, ...]:
         return tuple(self.levels[params[name]] for name in parameter_names("layer", self.layers))
@@ -142,8 +152,12 @@ class WeightObjective(Objective):
         super().__init__(**measured)
         self.budget, self.floor, self.cap = budget, floor, cap
 
+    @property
+    def space(self) -> dict[str, FloatDistribution]:
+        return dict.fromkeys(parameter_names("weight", self.layers), FloatDistribution(0.0, 1.0))
+
     def suggest(self, trial: Trial) -> dict[str, float]:
-        return {name: trial.suggest_float(name, 0.0, 1.0) for name in parameter_names("weight", self.layers)}
+        return {name: trial.suggest_float(name, one.low, one.high) for name, one in self.space.items()}
 
     def decode(self, params: dict[str, Any]) -> tuple[int, ...]:
         weights = [params[name] for name in parameter_names("weight", self.layers)]

@@ -10,14 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -35,6 +38,7 @@ from mosaic_opt.eviction.base import EvictionMethod, PromptStates, Ranking
 from mosaic_opt.tasks import Example
 
 RANKED_VERSION = 3
+TURN_SECONDS = 0.2  # between two looks for prompts that other processes are prefilling
 PREFILL_TOKENS = 2048  # prompts of one length are prefilled together up to so many tokens
 
 Progress = Callable[[int, int], None]
@@ -95,21 +99,46 @@ class Prefiller:
     def load(
         self, examples: Sequence[Example], store: Path | None, progress: Progress
     ) -> list[tuple[Prompt, list[Order]]]:
-        """Prompt and orders of every example, from the store where they are there, else prefilled."""
-        found: dict[int, tuple[Prompt, list[Order]]] = {}
-        if store is not None:
-            store.mkdir(parents=True, exist_ok=True)
-            for index, example in enumerate(examples):
-                stored = self._read(store, example)
-                if stored is not None:
-                    found[index] = stored
-        missing = [index for index in range(len(examples)) if index not in found]
+        """Prompt and orders of every example, from the store where they are there, else prefilled.
+
+        Processes that use one store at the same time share the work.
+        """
+        indices = list(range(len(examples)))
+        found = {} if store is None else self._stored(store, examples, indices)
         progress(len(found), len(examples))
-        for chunk in equal_lengths(missing, examples):
-            for index, made in zip(chunk, self.prefill([examples[i] for i in chunk]), strict=True):
+        chunks = equal_lengths([index for index in indices if index not in found], examples)
+        while chunks:
+            held = []  # by other processes
+            for chunk in chunks:
+                with _turn(store, examples[chunk[0]]) as mine:
+                    if mine:
+                        found |= self._made(store, examples, chunk)
+                        progress(len(found), len(examples))
+                    else:
+                        held.append(chunk)
+            if len(held) == len(chunks):
+                time.sleep(TURN_SECONDS)
+            chunks = held
+        return [found[index] for index in indices]
+
+    def _stored(
+        self, store: Path, examples: Sequence[Example], indices: Sequence[int]
+    ) -> dict[int, tuple[Prompt, list[Order]]]:
+        """Those of the examples that are in the store, by their index."""
+        store.mkdir(parents=True, exist_ok=True)
+        read = {index: self._read(store, examples[index]) for index in indices}
+        return {index: stored for index, stored in read.items() if stored is not None}
+
+    def _made(
+        self, store: Path | None, examples: Sequence[Example], chunk: Sequence[int]
+    ) -> dict[int, tuple[Prompt, list[Order]]]:
+        """Examples of one length, prefilled unless another process has stored them meanwhile."""
+        found = {} if store is None else self._stored(store, examples, chunk)
+        left = [index for index in chunk if index not in found]
+        if left:
+            for index, made in zip(left, self.prefill([examples[i] for i in left]), strict=True):
                 found[index] = made if store is None else self._write(store, examples[index], *made)
-            progress(len(found), len(examples))
-        return [found[index] for index in range(len(examples))]
+        return found
 
     @torch.inference_mode()
     def prefill(self, examples: Sequence[Example]) -> list[tuple[Prompt, list[Order]]]:
@@ -371,6 +400,26 @@ def equal_lengths(indices: list[int], examples: Sequence[Example]) -> list[list[
         else:
             groups.append([index])
     return groups
+
+
+@contextmanager
+def _turn(store: Path | None, example: Example) -> Iterator[bool]:
+    """Whether this process may fill the store with an example and those that go with it; another does so if not."""
+    if store is None:
+        yield True
+        return
+    locks = store.with_name(f"{store.name}.locks")
+    locks.mkdir(exist_ok=True)
+    lock = FileLock(locks / f"{example.id}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def _pairs_file(store: Path, example: Example) -> Path:

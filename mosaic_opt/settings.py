@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mosaic_opt.model import ModelSource
+from mosaic_opt.storage import KINDS, URL_VARIABLE, hidden
 
 if TYPE_CHECKING:
     from mosaic_opt.stages import Bench
@@ -34,10 +35,24 @@ _EVICTED = {"model", "eviction", "allocation", "new_tokens", "hold_budget"}
 _REQUIRED = {
     "evaluate": _EVALUATED | {"allocation", "split"},
     "search": _EVALUATED
-    | {"sampler", "storage", "study", "levels", "trials", "winner", "ladder", "budgets", "refine_trials", "race"},
+    | {
+        "sampler",
+        "storage",
+        "study",
+        "levels",
+        "trials",
+        "winner",
+        "ladder",
+        "budgets",
+        "refine_trials",
+        "race",
+        "workers",
+    },
     "generate": _EVICTED | {"prompt_file", "chat", "plain"},
     "tasks": {"tokens", "seed"},
     "baseline": _EVALUATED - {"task", *SPLIT_NAMES} | {"tasks", "protocol", "split", "examples", "budgets", "table"},
+    "worker": {"study", "storage", "output", "device", "batch_size", "device_gib", "host_gib"},
+    "studies": {"action", "study", "to", "force", "storage", "output"},
     "bench": _EVICTED | {"lengths", "batches", "budget", "repeats", "seed"},
 }
 _RANGES = {
@@ -53,26 +68,33 @@ _RANGES = {
     "budgets": (1, 10**7),
     "examples": (1, 10**6),
     "repeats": (1, 1000),
+    "workers": (1, 256),
     "lengths": (1, 10**7),
     "batches": (1, 10**4),
 }
 _NULLABLE = {"cap", "budget"}
+_INHERITED = {"batch_size", "device_gib", "host_gib"}  # of a worker: null takes what the study has
 _LISTS = ("lengths", "batches", "budgets")
-_SWITCHES = ("hold_budget", "chat", "plain")
+_SWITCHES = ("hold_budget", "chat", "plain", "force")
+ACTIONS = ("list", "delete", "rename", "copy")
 
 
 class UserError(Exception):
     """Something the user can mend: one line, exit code 2."""
 
 
-def checked(config: DictConfig) -> dict[str, Any]:
+def checked(config: DictConfig, verb: str | None = None) -> dict[str, Any]:
     """The settings as plain values, those that no constructor checks checked here.
+
+    verb: whose settings they are; None: of the verb that runs.
 
     Raises:
         ValueError: for a setting that is missing, of the wrong kind or out of range.
     """
     settings: Any = OmegaConf.to_container(config, resolve=True)
-    required = _REQUIRED[str(HydraConfig.get().job.config_name)]
+    verb = verb or str(HydraConfig.get().job.config_name)
+    required = _REQUIRED[verb]
+    nullable = _NULLABLE | _INHERITED if verb == "worker" else _NULLABLE
     missing = sorted(required - set(settings))
     if missing:
         raise ValueError(f"settings must hold {', '.join(missing)}; it was removed")
@@ -80,7 +102,7 @@ def checked(config: DictConfig) -> dict[str, Any]:
         raise ValueError("allocation is required: a list of budgets, uniform:N, or a JSON file (allocation=...)")
     for name, (least, most) in _RANGES.items():
         value = settings.get(name)
-        if name not in settings or (name in _NULLABLE and value is None):
+        if name not in settings or (name in nullable and value is None):
             continue
         several = name in _LISTS
         if several and (not isinstance(value, list) or not value):
@@ -91,7 +113,7 @@ def checked(config: DictConfig) -> dict[str, Any]:
     for name in _SWITCHES:
         if name in settings and not isinstance(settings[name], bool):
             raise ValueError(f"{name} must be true or false; got {settings[name]!r}")
-    if "output" in required:
+    if "output" in required and (verb != "baseline" or settings["output"] is not None):
         if not isinstance(settings["output"], str) or not settings["output"].strip():
             raise ValueError(f"output must be a folder; got {settings['output']!r}")
         Path(settings["output"]).mkdir(parents=True, exist_ok=True)
@@ -118,10 +140,15 @@ def checked_names(given: Any, setting: str) -> list[str]:
 
 def require_choice(group: str, name: str) -> None:
     """Raise ValueError, with the names most like it, unless the group of the configuration has a file so named."""
-    known = choices(group)
+    require_known(group, name, choices(group))
+
+
+def require_known(setting: str, name: Any, known: Sequence[str]) -> None:
+    """Raise ValueError, with the names most like it, unless a name is one of those known."""
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-        raise ValueError(f"{group} must be one of {', '.join(near or known)}{' ...' if near else ''}; got {name!r}")
+        near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
+        shown = f"{', '.join(near or known)}{' ...' if near else ''}" if known else "one that is there (none is)"
+        raise ValueError(f"{setting} must be one of {shown}; got {name!r}")
 
 
 def named(group: str, name: str, config: DictConfig, **settings: Any) -> Any:
@@ -147,6 +174,8 @@ def named(group: str, name: str, config: DictConfig, **settings: Any) -> Any:
 def named_tasks(given: Any, setting: str, protocol: Any, config: DictConfig) -> dict[str, Task]:
     """Tasks by name, in order; an entry is a name, or a mapping of `task` (the name) and settings of that task.
 
+    A task may come more than once, if each time under a `name` of its own.
+
     protocol: of all tasks; None: each task's own.
 
     Raises:
@@ -155,13 +184,13 @@ def named_tasks(given: Any, setting: str, protocol: Any, config: DictConfig) -> 
     entries = [{"task": entry} if isinstance(entry, str) else entry for entry in given] if given else None
     if not isinstance(given, list) or not entries or not all(isinstance(e, dict) and "task" in e for e in entries):
         raise ValueError(f"{setting} must be a list of at least one name (or {{task: name, ...}}); got {given!r}")
-    names = [str(entry["task"]) for entry in entries]
-    if len(set(names)) < len(names) or "mixture" in names:
+    names = [str(entry.get("name") or entry["task"]) for entry in entries]
+    if len(set(names)) < len(names) or "mixture" in {entry["task"] for entry in entries}:
         raise ValueError(f"{setting} must be different names and no mixture; got {', '.join(names)}")
     made = {}
     for name, entry in zip(names, entries, strict=True):
         own = {str(key): value for key, value in entry.items() if key != "task"}
-        made[name] = named("task", name, config, **{"protocol": protocol, **own})
+        made[name] = named("task", str(entry["task"]), config, **{"protocol": protocol, **own})
     return made
 
 
@@ -187,7 +216,7 @@ def configured_bench(
         method=instantiate(config.eviction),
         prefill_for=[named("eviction", name, config) for name in checked_names(others, "prefill_for")],
         counts=counts,
-        ranked=Path(config.output) / "ranked",
+        ranked=None if config.output is None else Path(config.output) / "ranked",
         cap=config.cap,
         batch_size=config.batch_size,
         device_bytes=config.device_gib * 2**30,
@@ -216,9 +245,24 @@ def default_name(config: DictConfig) -> str:
     return f"{labels}-{hashlib.sha256(parts.encode()).hexdigest()[:8]}"
 
 
-def require_name(name: Any) -> None:
+def require_name(name: Any, setting: str = "study") -> None:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,150}", name):
-        raise ValueError(f"study must be a name of letters, digits, '.', '_' and '-'; got {name!r}")
+        raise ValueError(f"{setting} must be a name of letters, digits, '.', '_' and '-'; got {name!r}")
+
+
+def storage_url(config: DictConfig) -> str:
+    """Where the studies are. Raises ValueError where nothing says so."""
+    url = config.storage.url
+    if not isinstance(url, str):
+        raise ValueError(f"storage.url must be {KINDS}: set {URL_VARIABLE} in the environment; got {url!r}")
+    return url
+
+
+def recorded(config: DictConfig) -> dict[str, Any]:
+    """The settings as they are stored with a study: without a password."""
+    settings: Any = OmegaConf.to_container(config, resolve=True)
+    settings["storage"]["url"] = hidden(str(settings["storage"]["url"]))
+    return settings
 
 
 @contextmanager
@@ -235,4 +279,4 @@ def user_errors() -> Iterator[None]:
 
 def one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
-    return "; ".join(line for line in lines if line) or type(error).__name__
+    return hidden("; ".join(line for line in lines if line)) or type(error).__name__

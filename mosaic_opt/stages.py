@@ -12,17 +12,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 
 from mosaic_opt import allocation as allocations
 from mosaic_opt.allocation import Allocation
+from mosaic_opt.claims import exclusive
 from mosaic_opt.design import initial_design, refinement_design
 from mosaic_opt.evaluator import Evaluator, Measurement
 from mosaic_opt.eviction import EvictionMethod, require_skip
@@ -36,7 +38,7 @@ from mosaic_opt.tasks import Example, Task
 
 GRID = 32  # tokens between the uniform allocations of the cache ratio's curve
 SEED_SHAPES = 12  # front shapes that seed a refinement
-FINALISTS = 8  # refined candidates measured on the selection split
+FINALISTS = 16  # refined candidates measured on the selection split
 
 Sampler = Callable[..., BaseSampler]
 
@@ -196,7 +198,7 @@ class Search:
         plan: Plan,
         bench: Bench,
         sampler: Sampler,
-        storage: RDBStorage,
+        storage: BaseStorage,
         fingerprint: dict[str, Any],
         user_attrs: dict[str, Any],
         watch: Watch,
@@ -234,11 +236,13 @@ class Search:
             with self._timed("refine"):
                 refined = self.refine(budget, rescaled, front)
             chosen[str(budget)] = self._compared(budget, rescaled, refined)
-        self.study.set_user_attr("allocations", {**self.study.user_attrs.get("allocations", {}), **chosen})
+        self._merge("allocations", chosen)
         self.bench.release("calibration", "selection")
         with self._timed("test"):
             self.measure_test(winner, chosen)
-        self.study.set_user_attr("finished", [*self.study.user_attrs.get("finished", []), self.plan.key])
+        with exclusive(self.study):
+            finished = self.study.user_attrs.get("finished", [])
+            self.study.set_user_attr("finished", list(dict.fromkeys([*finished, self.plan.key])))
 
     # Stage 1 ------------------------------------------------------------------------------------------------
 
@@ -259,15 +263,13 @@ class Search:
         gain over uniform is stored beside the one to be expected (`paired.shrunk`).
         """
         members = [Allocation(trial.user_attrs["budgets"]) for trial in front]
-        self._prefilled("selection", self.selection.missing(members))
-        rescaled: list[list[FrozenTrial]] = []
-        own_scores: list[tuple[float, float]] = []
-        with self.watch.bar("select", len(members)) as advance:
-            for done, member in enumerate(members, start=1):
-                rescaled.append([self.selection(self.rescale(member, mean)) for mean in self.plan.ladder])
-                own_scores.append((self.selection(member).user_attrs["score"], -member.mean))
-                advance(done, f"best {max(map(_mean_result, rescaled))[0]:.3f}")
-            uniform = [self.selection(allocations.uniform(self.bench.layers, mean)) for mean in self.plan.ladder]
+        ladder = self.plan.ladder
+        shapes = [self.rescale(member, mean) for member in members for mean in ladder]
+        uniforms = [allocations.uniform(self.bench.layers, mean) for mean in ladder]
+        measured = iter(self._measure("select", self.selection, [*shapes, *members, *uniforms]))
+        rescaled = [list(islice(measured, len(ladder))) for _ in members]
+        own_scores = [(next(measured).user_attrs["score"], -member.mean) for member in members]
+        uniform = list(measured)
         shape_scores = [
             (*_mean_result(trials), -member.mean) for trials, member in zip(rescaled, members, strict=True)
         ]
@@ -279,8 +281,8 @@ class Search:
             "paper": members[max(uneven or range(len(members)), key=own_scores.__getitem__)],
         }
         self.study.set_user_attr("winners", {rule: list(won.budgets) for rule, won in winners.items()})
-        measured = shape_scores[best][0] - _mean_result(uniform)[0]
-        self.study.set_user_attr("winner_gain", {"measured": measured, "expected": float(expected[best])})
+        gain = shape_scores[best][0] - _mean_result(uniform)[0]
+        self.study.set_user_attr("winner_gain", {"measured": gain, "expected": float(expected[best])})
         return winners[self.plan.winner]
 
     # Stage 3 ------------------------------------------------------------------------------------------------
@@ -326,12 +328,12 @@ class Search:
         ranked = sorted(completed(study), key=by_score, reverse=True)
         finalists = list(dict.fromkeys(Allocation(trial.user_attrs["budgets"]) for trial in ranked))
         candidates = [rescaled, *(finalist for finalist in finalists[:FINALISTS] if finalist != rescaled)]
-        tried = [self.selection(candidate) for candidate in candidates]
+        tried = self.selection(candidates)
         best = max(range(len(tried)), key=lambda index: (*by_score(tried[index]), -index))
         scores = np.array([trial.user_attrs["example_scores"] for trial in tried])
         expected = shrunk(scores, scores[0])
         gain = {"measured": float((scores[best] - scores[0]).mean()), "expected": float(expected[best] - expected[0])}
-        self.study.set_user_attr("refined_gain", {**self.study.user_attrs.get("refined_gain", {}), str(budget): gain})
+        self._merge("refined_gain", {str(budget): gain})
         return candidates[best]
 
     # Test ---------------------------------------------------------------------------------------------------
@@ -341,12 +343,7 @@ class Search:
         layers, cap = self.bench.layers, self.bench.cap
         curve = [allocations.uniform(layers, mean) for mean in [*range(GRID, cap, GRID), cap]]
         compared = [Allocation(budgets) for row in chosen.values() for budgets in row.values()]
-        wanted = list(dict.fromkeys([*compared, winner, *curve]))
-        self._prefilled("test", self.test.missing(wanted))
-        with self.watch.bar("test", len(wanted)) as advance:
-            for done, allocation in enumerate(wanted, start=1):
-                trial = self.test(allocation, outputs=allocation in compared)
-                advance(done, f"mean {allocation.mean:.0f}: {trial.user_attrs['score']:.3f}")
+        self._measure("test", self.test, [*compared, winner, *curve], outputs=compared)
 
     def _compared(self, budget: int, rescaled: Allocation, refined: Allocation) -> dict[str, list[int]]:
         rows = {
@@ -398,7 +395,7 @@ class Search:
         study = self._open(
             f"{self.name}-{split}", Measured, stage=split, sampler=RandomSampler(seed=0), user_attrs={}
         )
-        return Measured(study, self.bench.measure(split), cap=self.bench.cap)
+        return Measured(study, self.bench.measure(split), layers=self.bench.layers, cap=self.bench.cap)
 
     def _run(
         self,
@@ -416,6 +413,24 @@ class Search:
 
             run_trials(study, objective, total=total, design=design, after=after)
 
+    def _measure(
+        self, label: str, measured: Measured, wanted: Sequence[Allocation], outputs: Sequence[Allocation] = ()
+    ) -> list[FrozenTrial]:
+        """Measurements of all the wanted, with a progress bar."""
+        self._prefilled("selection" if measured is self.selection else "test", bool(measured.missing(wanted)))
+        with self.watch.bar(label, len(set(wanted))) as advance:
+
+            def after(done: int, latest: FrozenTrial | None) -> None:
+                shown = f"mean {latest.values[0]:.0f}: {latest.values[1]:.3f}" if latest else ""
+                advance(done, shown)
+
+            return measured(wanted, outputs=outputs, after=after)
+
+    def _merge(self, key: str, new: dict[str, Any]) -> None:
+        """Put entries into a dictionary among the study's attributes; other processes may do the same."""
+        with exclusive(self.study):
+            self.study.set_user_attr(key, {**self.study.user_attrs.get(key, {}), **new})
+
     def _prefilled(self, split: str, needed: bool) -> None:
         """Make the split's evaluator before a stage's own progress bar starts, if it is needed."""
         if needed:
@@ -431,9 +446,10 @@ class Search:
             yield
         finally:
             spent = time.perf_counter() - start
-            seconds = dict(self.study.user_attrs.get("seconds", {}))
-            seconds[phase] = round(seconds.get(phase, 0.0) + spent - self._inside, 3)
-            self.study.set_user_attr("seconds", seconds)
+            with exclusive(self.study):
+                seconds = self.study.user_attrs.get("seconds", {})
+                seconds[phase] = round(seconds.get(phase, 0.0) + spent - self._inside, 3)
+                self.study.set_user_attr("seconds", seconds)
             self._inside = inside + spent
 
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import sqlite3
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import optuna
-import sqlalchemy
-from filelock import FileLock
+from optuna import Trial
 from optuna.distributions import IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState
 
 from mosaic_opt.allocation import Allocation
+from mosaic_opt.claims import Claims, Need, exclusive, waiting_trial
 from mosaic_opt.objective import Direction, Measure, Objective, attributes, parameter_names
+from mosaic_opt.storage import SharedStorage
 
-BUSY_SECONDS = 60
+DECIDED = (TrialState.COMPLETE, TrialState.PRUNED)
+_PART = r"-(selection|test|refine-\d+-[0-9a-f]{6})"  # what follows a search's name in its further studies' names
 WINNER_RULES = ("shape", "paper")
 VERSIONED = ("mosaic-opt", "torch", "transformers", "optuna", "numpy", "scikit-learn")
 
@@ -111,51 +112,6 @@ class Watch:
         """One line for people."""
 
 
-def open_storage(url: str) -> RDBStorage:
-    """Open a study database; SQLite in WAL mode with a busy timeout, so that readers never block writers.
-
-    Processes that open a new SQLite file at the same moment create its tables one after the other: Optuna looks
-    for each table before it creates it, and the second to do so would fail.
-
-    Raises:
-        ValueError: if it cannot be opened or written.
-    """
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        if not url.startswith("sqlite:///"):
-            return RDBStorage(url)
-        path = Path(url.removeprefix("sqlite:///"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock", timeout=BUSY_SECONDS):
-            _prepare_sqlite(path)
-            storage = RDBStorage(url, engine_kwargs={"connect_args": {"timeout": BUSY_SECONDS}})
-        sqlalchemy.event.listen(storage.engine, "connect", _fast_sync)
-        storage.engine.dispose()  # connections made before the listener are not reused
-        return storage
-    except (OSError, sqlite3.Error, sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"storage {_without_password(url)} cannot be opened for writing: {reason}") from error
-
-
-def _prepare_sqlite(path: Path) -> None:
-    with sqlite3.connect(path, timeout=BUSY_SECONDS) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("CREATE TABLE IF NOT EXISTS mosaic_probe (x)")
-        connection.execute("DROP TABLE mosaic_probe")
-    connection.close()
-
-
-def _fast_sync(connection: Any, record: Any) -> None:
-    connection.execute("PRAGMA synchronous=NORMAL")
-
-
-def _without_password(url: str) -> str:
-    try:
-        return sqlalchemy.make_url(url).render_as_string(hide_password=True)
-    except sqlalchemy.exc.ArgumentError:
-        return "URL"
-
-
 def versions() -> dict[str, str]:
     """Installed versions of what decides a result, without importing any of it."""
     return {name: importlib.metadata.version(name) for name in VERSIONED}
@@ -170,7 +126,7 @@ def _rising(name: str, values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def stored_study(storage: RDBStorage, name: str) -> optuna.Study | None:
+def stored_study(storage: BaseStorage, name: str) -> optuna.Study | None:
     """The study of this name, or None; nothing is changed."""
     try:
         return optuna.load_study(study_name=name, storage=storage, sampler=optuna.samplers.RandomSampler())
@@ -204,7 +160,7 @@ def _differences(where: str, stored: Any, wanted: Any) -> Iterable[str]:
 
 
 def open_study(
-    storage: RDBStorage,
+    storage: BaseStorage,
     name: str,
     *,
     objective: type[Measured] | Objective,
@@ -219,6 +175,18 @@ def open_study(
     Raises:
         FingerprintMismatch: if a study of this name was made from something else.
     """
+    with storage.exclusive(name) if isinstance(storage, SharedStorage) else nullcontext():
+        return _created(storage, name, objective, fingerprint, user_attrs, sampler)
+
+
+def _created(
+    storage: BaseStorage,
+    name: str,
+    objective: Any,
+    fingerprint: dict[str, Any],
+    user_attrs: dict[str, Any],
+    sampler: BaseSampler,
+) -> optuna.Study:
     study = optuna.create_study(
         study_name=name,
         storage=storage,
@@ -237,6 +205,41 @@ def open_study(
     return study
 
 
+def parts_of(storage: BaseStorage, name: str) -> list[str]:
+    """The name of a search's study, then those of its further stages and splits."""
+    others = [other for other in optuna.get_all_study_names(storage) if other.startswith(f"{name}-")]
+    return [name, *sorted(other for other in others if re.fullmatch(_PART, other.removeprefix(name)))]
+
+
+def copy_search(storage: BaseStorage, name: str, new: str) -> None:
+    """Copy a search's studies under a new name.
+
+    Raises:
+        ValueError: if the new name is taken, or trials are running.
+    """
+    taken = set(optuna.get_all_study_names(storage))
+    parts = parts_of(storage, name)
+    for part in parts:
+        if new + part.removeprefix(name) in taken:
+            raise ValueError(f"to must be a name that no study has; got {new!r}")
+        study = stored_study(storage, part)
+        if study is not None and study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            raise ValueError(f"study must be one that no process works on; {name!r} has running trials")
+    for part in parts:
+        optuna.copy_study(
+            from_study_name=part,
+            from_storage=storage,
+            to_storage=storage,
+            to_study_name=new + part.removeprefix(name),
+        )
+
+
+def delete_search(storage: BaseStorage, name: str) -> None:
+    """Delete a search's studies, its own last, so that what was begun can be done again."""
+    for part in reversed(parts_of(storage, name)):
+        optuna.delete_study(study_name=part, storage=storage)
+
+
 def counts(trial: FrozenTrial) -> bool:
     """Whether a trial is part of the search's history: interrupted ones are evaluated again."""
     return not trial.user_attrs.get("interrupted")
@@ -249,33 +252,28 @@ def completed(study: optuna.Study) -> list[FrozenTrial]:
 
 def decided(study: optuna.Study) -> list[FrozenTrial]:
     """The trials that count towards a target: completed, or raced and given up."""
-    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    return study.get_trials(deepcopy=False, states=DECIDED)
 
 
-def clear_interrupted(study: optuna.Study) -> None:
-    """Fail the trials that a dead process left running, and tag them as interrupted."""
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        study._storage.set_trial_user_attr(trial._trial_id, "interrupted", True)
-        study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-
-
-def enqueue_design(study: optuna.Study, design: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def enqueue_design(
+    study: optuna.Study, space: Mapping[str, Any], design: Sequence[tuple[str, dict[str, Any]]]
+) -> None:
     """Enqueue the points of an initial design that are not in the study yet.
 
     Args:
+        space: distributions of a point's parameters.
         design: (origin, parameters of a whole vector).
     """
-    there = {_key(trial) for trial in study.get_trials(deepcopy=False) if counts(trial)}
-    for origin, params in design:
-        key = tuple(sorted(params.items()))
-        if key not in there:
-            study.enqueue_trial(params, user_attrs={"origin": origin})
-            there.add(key)
+    with exclusive(study):
+        there = {_key(trial.params) for trial in study.get_trials(deepcopy=False) if counts(trial)}
+        for origin, params in design:
+            if _key(params) not in there:
+                study.add_trial(waiting_trial(space, params, origin=origin))
+                there.add(_key(params))
 
 
-def _key(trial: FrozenTrial) -> tuple[tuple[str, Any], ...]:
-    params = trial.params if trial.state == TrialState.COMPLETE else trial.system_attrs.get("fixed_params")
-    return tuple(sorted((params or trial.params).items()))
+def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(params.items()))
 
 
 def run_trials(
@@ -286,21 +284,38 @@ def run_trials(
     design: Sequence[tuple[str, dict[str, Any]]],
     after: Callable[[optuna.Study], None],
 ) -> None:
-    """Bring the study to `total` decided trials; one that has them is left untouched.
+    """Bring the study to `total` decided trials, together with other processes that do the same.
 
     Args:
         objective: evaluates a trial.
-        total: trials completed or raced in the end, earlier runs included.
+        total: trials completed or raced in the end, earlier runs and other processes included.
         design: points evaluated before the sampler proposes.
-        after: called once before the first trial and after each.
+        after: called once before the first trial, after each, and while waiting for other processes.
     """
-    clear_interrupted(study)
-    missing = total - len(decided(study))
+    claims = Claims(study, objective.space)
+    claims.recover()
     after(study)
-    if missing <= 0:
-        return
-    enqueue_design(study, design[:total])
-    study.optimize(objective, n_trials=missing, callbacks=[lambda study, _: after(study)])
+
+    def need(trials: Sequence[FrozenTrial]) -> Need:
+        states = [trial.state for trial in trials]
+        done = sum(state in DECIDED for state in states)
+        if done >= total:
+            return "done"
+        return "begin" if done + states.count(TrialState.RUNNING) < total else "wait"
+
+    if need(study.get_trials(deepcopy=False)) != "done":
+        enqueue_design(study, objective.space, design[:total])
+        fresh = lambda trials: _proposed(study, objective)  # noqa: E731
+        claims.work(objective, need=need, fresh=fresh, after=lambda: after(study))
+
+
+def _proposed(study: optuna.Study, objective: Objective) -> FrozenTrial:
+    """The next trial; its parameters are left open where the sampler cannot propose them at once."""
+    propose = getattr(study.sampler, "propose", None)
+    if propose is None:
+        return waiting_trial(objective.space)
+    params, origin = propose(study, objective.space)
+    return waiting_trial(objective.space, params, origin=origin)
 
 
 class Measured:
@@ -309,35 +324,78 @@ class Measured:
     Args:
         study: two objectives, as stage 1.
         measure: measures an allocation that is not stored yet.
+        layers: number of evictable layers.
         cap: largest budget possible.
     """
 
     directions: tuple[Direction, ...] = ("minimize", "maximize")
     metric_names: tuple[str, ...] = ("mean budget", "score")
 
-    def __init__(self, study: optuna.Study, measure: Measure, *, cap: int) -> None:
-        self.study, self.measure, self.cap = study, measure, cap
-        self.trials = {tuple(trial.user_attrs["budgets"]): trial for trial in completed(study)}
+    def __init__(self, study: optuna.Study, measure: Measure, *, layers: int, cap: int) -> None:
+        self.study, self.measure = study, measure
+        self.space = dict.fromkeys(parameter_names("budget", layers), IntDistribution(1, cap))
 
-    def missing(self, wanted: Iterable[Allocation]) -> bool:
-        """Whether any of these is not stored yet."""
-        return any(allocation.budgets not in self.trials for allocation in wanted)
+    @property
+    def trials(self) -> dict[tuple[int, ...], FrozenTrial]:
+        """The stored measurements by their budgets."""
+        return {tuple(trial.user_attrs["budgets"]): trial for trial in completed(self.study)}
 
-    def __call__(self, allocation: Allocation, *, outputs: bool = False) -> FrozenTrial:
-        """The stored trial of this allocation, measured now if it is not there.
+    def missing(self, wanted: Iterable[Allocation]) -> list[Allocation]:
+        """Those of the allocations that are not stored yet, each once."""
+        stored = self.trials
+        return list(dict.fromkeys(allocation for allocation in wanted if allocation.budgets not in stored))
+
+    def __call__(
+        self,
+        wanted: Iterable[Allocation],
+        *,
+        outputs: Container[Allocation] = (),
+        after: Callable[[int, FrozenTrial | None], None] = lambda done, trial: None,
+    ) -> list[FrozenTrial]:
+        """The stored trials of these allocations, measured now (together with other processes) if they are not there.
 
         Args:
-            outputs: whether a measurement made now is to keep its whole output texts.
+            outputs: allocations whose measurement, if made now, is to keep its whole output texts.
+            after: called with the number of different allocations measured, and the latest measurement.
         """
-        if allocation.budgets not in self.trials:
-            measurement = self.measure(allocation, complete=outputs)
-            names = parameter_names("budget", len(allocation))
-            trial = create_trial(
-                params=dict(zip(names, allocation.budgets, strict=True)),
-                distributions={name: IntDistribution(1, self.cap) for name in names},
-                values=[allocation.mean, measurement.score],
-                user_attrs=attributes(allocation, measurement, outputs=outputs),
-            )
-            self.study.add_trial(trial)
-            self.trials[allocation.budgets] = trial
-        return self.trials[allocation.budgets]
+        allocations = list(wanted)
+        claims = Claims(self.study, self.space)
+        claims.recover()
+        missing = self.missing(allocations)
+        total = len(set(allocations))
+
+        def left(trials: Sequence[FrozenTrial], *states: TrialState) -> list[Allocation]:
+            """The missing allocations that no trial of these states has."""
+            taken = {
+                tuple(trial.params.get(name) for name in self.space)
+                for trial in trials
+                if trial.state in states and counts(trial)
+            }
+            return [allocation for allocation in missing if allocation.budgets not in taken]
+
+        def need(trials: Sequence[FrozenTrial]) -> Need:
+            if not left(trials, TrialState.COMPLETE):
+                return "done"
+            return "begin" if left(trials, TrialState.COMPLETE, TrialState.RUNNING) else "wait"
+
+        def fresh(trials: Sequence[FrozenTrial]) -> FrozenTrial:
+            allocation = left(trials, TrialState.COMPLETE, TrialState.RUNNING)[0]
+            params = dict(zip(self.space, allocation.budgets, strict=True))
+            return waiting_trial(self.space, params, complete=allocation in outputs)
+
+        def progress() -> None:
+            stored = completed(self.study)
+            after(total - len(left(stored, TrialState.COMPLETE)), stored[-1] if stored else None)
+
+        if missing:
+            claims.work(self._evaluate, need=need, fresh=fresh, after=progress)
+        stored = self.trials
+        return [stored[allocation.budgets] for allocation in allocations]
+
+    def _evaluate(self, trial: Trial) -> tuple[float, float]:
+        allocation = Allocation([trial.params[name] for name in self.space])
+        complete = bool(trial.user_attrs.get("complete"))
+        measurement = self.measure(allocation, complete=complete)
+        for key, value in attributes(allocation, measurement, outputs=complete).items():
+            trial.set_user_attr(key, value)
+        return allocation.mean, measurement.score

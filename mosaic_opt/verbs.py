@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mosaic_opt.model import ModelSource, require_fit
 from mosaic_opt.settings import (
+    ACTIONS,
     UserError,
     checked,
     checked_split,
@@ -23,27 +24,35 @@ from mosaic_opt.settings import (
     fingerprint_of,
     named,
     named_tasks,
+    recorded,
+    require_known,
     require_name,
+    storage_url,
     user_errors,
 )
+from mosaic_opt.storage import hidden
 
 if TYPE_CHECKING:
     from mosaic_opt.stages import Bench
     from mosaic_opt.study import Plan
 
 
-def search(config: DictConfig) -> None:
-    """`mosaic search`: run or resume the four stages, or print the result that is there."""
-    from mosaic_opt.study import Plan, check_fingerprint, open_storage, stored_study
+def search(config: DictConfig, verb: str | None = None) -> None:
+    """`mosaic search`: run or resume the four stages, or print the result that is there.
+
+    verb: whose settings `config` has; None: of the verb that runs.
+    """
+    from mosaic_opt.storage import open_storage
+    from mosaic_opt.study import Plan, check_fingerprint, stored_study
 
     with user_errors():
-        numbers = checked(config)
+        numbers = checked(config, verb)
         plan = Plan(**{field: numbers[field] for field in Plan.__dataclass_fields__})
         plan.check_range(floor=1, prompt=config.tokens)
         name = config.study or default_name(config)
         require_name(name)
         source = instantiate(config.model)
-        storage = open_storage(str(config.storage.url))
+        storage = open_storage(storage_url(config))
         folder = Path(config.output) / "results" / name
         folder.mkdir(parents=True, exist_ok=True)
         fingerprint = fingerprint_of(config, source)
@@ -64,32 +73,93 @@ def _run_search(
     fingerprint: dict[str, Any],
     folder: Path,
 ) -> None:
-    """Everything that needs the model, by one process at a time."""
-    from filelock import FileLock, Timeout
-
+    """Everything that needs the model; other processes may do the same and share the work."""
     from mosaic_opt.report.terminal import TerminalWatch
     from mosaic_opt.stages import Search
+    from mosaic_opt.workers import workers
 
     watch = TerminalWatch()
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            with user_errors():
-                bench = configured_bench(config, source, plan.counts, watch)
-                source.require_device()
-                plan.check_range(floor=bench.method.floor, prompt=config.tokens)
-                search = Search(
-                    name=name,
-                    plan=plan,
-                    bench=bench,
-                    sampler=instantiate(config.sampler),
-                    storage=storage,
-                    fingerprint=fingerprint,
-                    user_attrs={"config": OmegaConf.to_container(config, resolve=True)},
-                    watch=watch,
-                )
-            search.run()
-    except Timeout:
-        raise UserError(f"study {name!r} is being searched by another process") from None
+    storage.say = watch.say
+    with user_errors():
+        bench = configured_bench(config, source, plan.counts, watch)
+        source.require_device()
+        plan.check_range(floor=bench.method.floor, prompt=config.tokens)
+        search = Search(
+            name=name,
+            plan=plan,
+            bench=bench,
+            sampler=instantiate(config.sampler),
+            storage=storage,
+            fingerprint=fingerprint,
+            user_attrs={"config": recorded(config)},
+            watch=watch,
+        )
+    settings = [f"study={name}", f"output={config.output}", f"host_gib={config.host_gib // config.workers}"]
+    with workers(config.workers, settings, url=storage_url(config), logs=folder, say=watch.say):
+        search.run()
+
+
+def worker(config: DictConfig) -> None:
+    """`mosaic worker`: help with a study that is being searched, to its end."""
+    from optuna import get_all_study_names
+
+    from mosaic_opt.storage import open_storage
+    from mosaic_opt.study import stored_study
+
+    with user_errors():
+        own = checked(config)
+        require_name(config.study)
+        storage = open_storage(storage_url(config))
+        study = stored_study(storage, config.study)
+        if study is None or "config" not in study.user_attrs:
+            require_known("study", config.study, get_all_study_names(storage) if study is None else [])
+            raise ValueError(f"study must be one that `mosaic search` began; got {config.study!r}")
+        settings = study.user_attrs["config"]
+        settings |= {"study": config.study, "output": own["output"], "storage": own["storage"], "workers": 1}
+        settings |= {key: own[key] for key in ("batch_size", "device_gib", "host_gib") if own[key] is not None}
+        if own["device"] is not None:
+            settings["model"]["device"] = own["device"]
+    search(OmegaConf.create(settings), verb="search")
+
+
+def studies(config: DictConfig) -> None:
+    """`mosaic studies`: list a database's searches as JSON, or delete, rename or copy one."""
+    from mosaic_opt.report.studies import study_rows
+    from mosaic_opt.report.terminal import print_studies
+    from mosaic_opt.storage import open_storage
+    from mosaic_opt.study import copy_search, delete_search
+
+    with user_errors():
+        checked(config)
+        require_known("action", config.action, ACTIONS)
+        storage = open_storage(storage_url(config))
+        rows = study_rows(storage)
+        if config.action == "list":
+            print_studies(rows)
+            put(json.dumps(rows))
+            return
+        trials = {row["study"]: row["done"] for row in rows}
+        require_known("study", config.study, list(trials))
+        if config.action in ("rename", "copy"):
+            require_name(config.to, "to")
+        what = f"{config.action} study {config.study}" + (f" to {config.to}" if config.to else "")
+        _ask(f"{what} ({trials[config.study]} trials)", config.force)
+        if config.action in ("rename", "copy"):
+            copy_search(storage, config.study, config.to)
+        if config.action in ("rename", "delete"):
+            delete_search(storage, config.study)
+    print(f"done: {what}", file=sys.stderr)
+
+
+def _ask(what: str, force: bool) -> None:
+    """Raise ValueError unless the user wants it."""
+    if force:
+        return
+    if not sys.stdin.isatty():
+        raise ValueError(f"force must be true to {what} where nobody can be asked; got false")
+    print(f"{what}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ValueError("nothing was done")
 
 
 def _show_result(config: DictConfig, plan: Plan, storage: Any, name: str, folder: Path) -> None:
@@ -103,8 +173,8 @@ def _show_result(config: DictConfig, plan: Plan, storage: Any, name: str, folder
     part.replace(folder / "result.json")
     where = {
         "result": str(folder / "result.json"),
-        "database": config.storage.url,
-        "look at it": f"mosaic dashboard storage.url={config.storage.url}",
+        "database": hidden(storage_url(config)),
+        "look at it": f"mosaic dashboard storage.url={hidden(storage_url(config))}",
     }
     print_result(content, where)
     put(text)
@@ -312,12 +382,12 @@ def dashboard(config: DictConfig) -> None:
     """`mosaic dashboard`: optuna-dashboard on the configured database, on loopback."""
     from optuna_dashboard import run_server
 
-    from mosaic_opt.study import open_storage
+    from mosaic_opt.storage import open_storage
 
     with user_errors():
         if isinstance(config.port, bool) or not isinstance(config.port, int) or not 1 <= config.port <= 65535:
             raise ValueError(f"port must be between 1 and 65535; got {config.port!r}")
-        storage = open_storage(str(config.storage.url))
+        storage = open_storage(storage_url(config))
     for number in (signal.SIGTERM, signal.SIGINT):
         # a request may swallow the exception that a signal raises; there is nothing to save here
         if signal.getsignal(number) != signal.SIG_IGN:

@@ -117,3 +117,16 @@ def smollm2():
     source = ModelSource(name="embedded", dtype="float32", device="cpu")
     loaded = source.load()
     return source, loaded
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL server of its own."""
+    from tests.postgres import Server
+
+    try:
+        server = Server()
+    except Exception as error:
+        pytest.skip(f"PostgreSQL cannot run here: {error!r}"[:200])
+    yield server
+    server.remove()

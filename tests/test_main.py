@@ -1,5 +1,6 @@
 """The command line: bad input, a whole search, resuming after kill -9, configuration files."""
 
+import contextlib
 import io
 import json
 import os
@@ -25,10 +26,12 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, StableLmConfig
 from mosaic_opt import __main__ as command
 from mosaic_opt.model import ModelSource
 from mosaic_opt.settings import configured_task
-from mosaic_opt.study import completed, open_storage
+from mosaic_opt.storage import open_storage
+from mosaic_opt.study import completed
+from tests.postgres import PASSWORD
 
 CONF = Path(__file__).parents[1] / "conf"
-VERBS = ("search", "evaluate", "tasks", "baseline", "generate", "bench", "dashboard")
+VERBS = ("search", "worker", "studies", "evaluate", "tasks", "baseline", "generate", "bench", "dashboard")
 GROUPS = ("model", "task", "eviction", "sampler", "storage")
 SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4", "levels=[32,64,128,256]"]
 
@@ -44,7 +47,7 @@ def _own_signal_handler():
 
 def run(capfd, *arguments, stdin=b""):
     """Exit code, stdout and stderr of `mosaic` with these arguments, in this process."""
-    sys.stdin = SimpleNamespace(buffer=io.BytesIO(stdin))
+    sys.stdin = SimpleNamespace(buffer=io.BytesIO(stdin), isatty=lambda: False)
     GlobalHydra.instance().clear()
     before, sys.argv = sys.argv, ["mosaic", *map(str, arguments)]
     try:
@@ -404,17 +407,112 @@ def wait_for_trials(process, folder, count):
     pytest.fail("the search did not get going")
 
 
-def test_a_second_process_on_the_same_study_is_refused(capfd, tmp_path):
-    arguments = ["search", *SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=500"]
+def test_a_second_process_on_the_same_study_helps(capfd, tmp_path):
+    arguments = ["search", *SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=40", "refine_trials=4"]
     process = spawn(*arguments)
     wait_for_trials(process, tmp_path, 1)
-    code, _, err = run(capfd, *arguments)
-    process.send_signal(signal.SIGTERM)  # as Ctrl-C, which a process in the background may ignore
-    _, said = process.communicate(timeout=60)
-    assert code == 2
-    assert "searched by another process" in err
+    code, out, err = run(capfd, "worker", "study=k", f"output={tmp_path}")
+    said, errors = process.communicate(timeout=100)
+    assert (code, process.returncode) == (0, 0), err + errors
+    assert json.loads(out)["rows"] == json.loads(said)["rows"]
+    trials = optuna.load_study(study_name="k", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db")).trials
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 40
+    assert len({tuple(trial.user_attrs["budgets"]) for trial in trials}) == 40
+    assert len({trial.user_attrs["worker"][1] for trial in trials}) == 2
+
+
+def test_an_interrupted_search_goes_on(tmp_path):
+    arguments = ["search", *SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=500", "workers=2"]
+    process = spawn(*arguments)
+    wait_for_trials(process, tmp_path, 3)
+    while process.poll() is None:  # an interrupt can get lost in a library, as anybody at a keyboard knows
+        process.send_signal(signal.SIGTERM)  # as Ctrl-C, which a process in the background may ignore
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+    _, said = process.communicate()
     assert process.returncode == 130, said
     assert "goes on from here" in said
+    study = optuna.load_study(study_name="k", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db"))
+    assert not study.get_trials(states=(TrialState.RUNNING,))
+
+
+def test_studies_are_listed_copied_renamed_and_deleted(capfd, tmp_path):
+    output = f"output={tmp_path}"
+    assert run(capfd, "search", *SMALL, output, "study=k", "budgets=[64]", "trials=6", "refine_trials=2")[0] == 0
+    code, out, err = run(capfd, "studies", output)
+    (row,) = json.loads(out)
+    assert (row["study"], row["stage"], row["done"], row["total"]) == ("k", "finished", 8, 8)
+    assert (row["model"], row["task"], row["eviction"]) == ("random", "niah_single_2", "SnapKV")
+    for arguments, code, message in [
+        (["action=delete", "study=k"], 2, "force must be true"),  # nobody can be asked here
+        (["action=copy", "study=k", "to=k", "force=true"], 2, "that no study has"),
+        (["action=copy", "study=k", "to=z", "force=true"], 0, "copy study k to z"),
+        (["action=rename", "study=z", "to=y", "force=true"], 0, "rename study z to y"),
+        (["action=delete", "study=kk", "force=true"], 2, "study must be one of"),
+        (["action=drop", "study=k"], 2, "action must be one of"),
+        (["action=delete", "study=k", "force=true"], 0, "delete study k"),
+    ]:
+        found, _, err = run(capfd, "studies", output, *arguments)
+        assert found == code, err
+        assert message in err
+    assert [row["study"] for row in json.loads(run(capfd, "studies", output)[1])] == ["y"]
+    code, _, err = run(capfd, "search", *SMALL, output, "study=y", "budgets=[64]", "trials=6", "refine_trials=2")
+    assert code == 0, err
+    assert "prefill" not in err  # nothing is measured again
+    assert len(optuna.get_all_study_names(open_storage(f"sqlite:///{tmp_path}/mosaic.db"))) == 4
+
+
+def test_a_worker_of_another_version_or_without_a_study(capfd, tmp_path):
+    output = f"output={tmp_path}"
+    assert run(capfd, "search", *SMALL, output, "study=k", "budgets=[64]", "trials=4", "refine_trials=0")[0] == 0
+    study = optuna.load_study(study_name="k", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db"))
+    fingerprint = study.user_attrs["fingerprint"]
+    fingerprint["versions"]["mosaic-opt"] = "0.0.9"
+    study.set_user_attr("fingerprint", fingerprint)
+    for arguments, message in [
+        (["study=k"], "versions.mosaic-opt is"),
+        (["study=kk"], "study must be one of k"),
+        (["study=k", "batch_size=0"], "batch_size must be a whole number"),
+        ([], "study"),
+        (["study=k", "storage=postgresql"], "MOSAIC_STORAGE_URL"),
+    ]:
+        code, _, err = run(capfd, "worker", output, *arguments)
+        assert code == 2
+        assert message in err.strip().splitlines()[-1]
+
+
+def test_no_password_is_shown_or_stored(capfd, tmp_path, postgres, monkeypatch):
+    url = postgres.database("secrets")
+    common = [*SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=4", "refine_trials=1"]
+    texts = []
+    monkeypatch.setenv("MOSAIC_STORAGE_URL", url)
+    for arguments in (["-m", f"storage.url={url}"], ["storage=postgresql", "workers=2", "trials=6"]):
+        code, out, err = run(capfd, "search", *arguments[:1], *common, *arguments[1:])
+        assert code == 0, err
+        texts += [out, err]
+    wrong = url.replace(f":{postgres.port}/", ":1/")
+    for arguments in ([f"storage.url={wrong}"], ["-m", f"storage.url={wrong}"], [f"storage.url={url}]["]):
+        code, out, err = run(capfd, "search", *arguments[:1], *common, *arguments[1:])
+        assert code == 2, err
+        texts += [out, err]
+    texts += [file.read_text(errors="replace") for file in (tmp_path / "results").rglob("*") if file.is_file()]
+    tables = postgres.execute(
+        "SELECT table_name FROM information_schema.tables WHERE table_schema='public'", "secrets"
+    )
+    texts += [str(postgres.execute(f'SELECT * FROM "{table}"', "secrets")) for (table,) in tables]
+    assert len(tables) > 8
+    assert not [text for text in texts if PASSWORD in text]
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_a_failed_job_of_a_grid_does_not_stop_the_others(launcher, tmp_path):
+    arguments = ["model=random", "tokens=900", "test=2", f"output={tmp_path}", f"hydra/launcher={launcher}"]
+    process = spawn("evaluate", "-m", "allocation=uniform:x,uniform:64", *arguments)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 2, err
+    assert "uniform:N" in err
+    assert "Traceback" not in err
+    assert json.loads(out)["mean_budget"] == 64
 
 
 def test_help_of_a_verb_explains_its_settings(capfd):
@@ -549,7 +647,8 @@ def configurations():
 
 
 @pytest.mark.parametrize(("verb", "overrides"), list(configurations()))
-def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_path):
+def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_path, monkeypatch):
+    monkeypatch.setenv("MOSAIC_STORAGE_URL", f"sqlite:///{tmp_path}/of-the-environment.db")
     if verb in ("evaluate", "generate", "bench"):
         overrides = ["allocation=uniform:64"]
     if overrides == ["model=custom"]:

@@ -1,23 +1,19 @@
-import sqlite3
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import optuna
 import pytest
 from optuna.trial import TrialState
 
 from mosaic_opt.allocation import Allocation
+from mosaic_opt.claims import Claims
 from mosaic_opt.evaluator import Measurement
 from mosaic_opt.objective import LevelObjective, WeightObjective, parameter_names
 from mosaic_opt.stages import front_of
+from mosaic_opt.storage import open_storage
 from mosaic_opt.study import (
     FingerprintMismatch,
     Measured,
     Plan,
     check_fingerprint,
-    clear_interrupted,
     completed,
-    open_storage,
     open_study,
     run_trials,
     stored_study,
@@ -49,41 +45,6 @@ def opened(storage, objective, name="s", **fingerprint):
         storage, name, objective=objective, fingerprint={"levels": [8, 16], **fingerprint},
         user_attrs={"stage": "search"}, sampler=optuna.samplers.RandomSampler(seed=0),
     )  # fmt: skip
-
-
-def test_sqlite_is_in_wal_mode_with_a_busy_timeout(storage, tmp_path):
-    with sqlite3.connect(f"{tmp_path}/deep/er/study.db") as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    with storage.engine.connect() as connection:
-        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1
-        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
-
-
-def test_a_new_file_opened_by_several_at_once(tmp_path):
-    at_once = threading.Barrier(6)
-
-    def opened_at_once(path):
-        at_once.wait()
-        return open_storage(f"sqlite:///{path}").get_all_studies()
-
-    with ThreadPoolExecutor(6) as threads:
-        for round in range(5):
-            assert list(threads.map(opened_at_once, [tmp_path / f"new/{round}.db"] * 6)) == [[]] * 6
-
-
-@pytest.mark.parametrize("url", ["sqlite:////proc/none/x.db", "nonsense", "postgresql+nodriver://u:secret@h/d"])
-def test_unusable_storages(url):
-    with pytest.raises(ValueError, match="storage") as caught:
-        open_storage(url)
-    assert "secret" not in str(caught.value)
-
-
-def test_a_file_that_is_no_database(tmp_path):
-    path = tmp_path / "x.db"
-    path.write_text("this is not a database" * 100)
-    with pytest.raises(ValueError, match="cannot be opened"):
-        open_storage(f"sqlite:///{path}")
-    assert path.read_text().startswith("this is not")
 
 
 def test_trials_are_a_total_and_attributes_are_recorded(storage, objective):
@@ -143,15 +104,19 @@ def test_ctrl_c_tags_the_trial_and_a_fault_of_the_trial_does_not(storage):
         run_trials(study, explode(KeyboardInterrupt()), total=1, design=[], after=lambda _: None)
     with pytest.raises(RuntimeError):
         run_trials(study, explode(RuntimeError("out of memory")), total=1, design=[], after=lambda _: None)
-    assert [trial.state for trial in study.trials] == [TrialState.FAIL, TrialState.FAIL]
-    assert [trial.user_attrs.get("interrupted") for trial in study.trials] == [True, None]
+    states = [TrialState.FAIL] * 4  # interrupted; the same once more, and as many others as are tried
+    assert [trial.state for trial in study.trials] == states
+    assert [trial.user_attrs.get("interrupted") for trial in study.trials] == [True, None, None, None]
+    assert [trial.user_attrs.get("retry_of") for trial in study.trials] == [None, 0, None, None]
+    assert study.trials[0].params == study.trials[1].params
+    assert [trial.user_attrs.get("error") for trial in study.trials] == [None, *["out of memory"] * 3]
 
 
 def test_a_finished_trial_is_left_alone_by_the_clean_up(storage, objective):
     study = opened(storage, objective)
     run_trials(study, objective, total=2, design=[], after=lambda _: None)
     before = [(trial.state, trial.params) for trial in study.trials]
-    clear_interrupted(study)
+    Claims(study, objective.space).recover()
     assert [(trial.state, trial.params) for trial in study.trials] == before
 
 
@@ -232,13 +197,16 @@ def test_measurements_are_stored_once(storage):
         calls.append(allocation)
         return measure(allocation)
 
-    measured = Measured(study, counted, cap=50)
-    first = measured(Allocation([1, 2]), outputs=True)
-    again = Measured(study, counted, cap=50)
-    assert not again.missing([Allocation([1, 2])])
-    assert again(Allocation([1, 2])).user_attrs == first.user_attrs
-    assert len(calls) == 1
+    wanted = [Allocation([1, 2]), Allocation([2, 1]), Allocation([1, 2])]
+    measured = Measured(study, counted, layers=2, cap=50)
+    first, other, same = measured(wanted, outputs=wanted[:1])
+    again = Measured(study, counted, layers=2, cap=50)
+    assert again.missing([Allocation([3, 3]), *wanted]) == [Allocation([3, 3])]
+    assert [trial.user_attrs for trial in again(wanted)] == [t.user_attrs for t in (first, other, same)]
+    assert len(calls) == 2
+    assert first == same
     assert first.user_attrs["outputs"] == ["text"]
+    assert "outputs" not in other.user_attrs
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ the evaluator does it), of a trial's evaluation, of a whole trial (proposal and 
 import argparse
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
 
 import optuna
@@ -76,10 +77,11 @@ def new_study(objective: LevelObjective, trials: int) -> optuna.Study:
 
 def prefill_seconds(evaluator: Evaluator) -> float:
     """Seconds to prefill and rank all examples, in the evaluator's own chunks, without making drafts."""
-    prefiller = Prefiller(evaluator.model, [evaluator.method], new_tokens=1, stop_tokens=frozenset())
+    prefiller = Prefiller(evaluator.model, [evaluator.method], stop_tokens=frozenset())
+    examples = [replace(example, new_tokens=1) for example in evaluator.examples]
     start = time.perf_counter()
-    for chunk in equal_lengths(list(range(len(evaluator.examples))), evaluator.examples):
-        prefiller.prefill([evaluator.examples[index] for index in chunk])
+    for chunk in equal_lengths(list(range(len(examples))), examples):
+        prefiller.prefill([examples[index] for index in chunk])
     return time.perf_counter() - start
 
 

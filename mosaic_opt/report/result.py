@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from mosaic_opt.report.statistics import cache_ratio, paired_gain
@@ -15,7 +15,7 @@ from mosaic_opt.report.statistics import cache_ratio, paired_gain
 COMPARED = ("full", "uniform", "pyramid", "rescaled", "refined")
 
 
-def result(storage: RDBStorage, name: str, *, winner: str, budgets: Sequence[int]) -> dict[str, Any]:
+def result(storage: BaseStorage, name: str, *, winner: str, budgets: Sequence[int]) -> dict[str, Any]:
     """Everything `result.json` holds, JSON-serialisable.
 
     Args:
@@ -99,7 +99,7 @@ def budget_rows(
     return rows
 
 
-def _load(storage: RDBStorage, name: str) -> optuna.Study:
+def _load(storage: BaseStorage, name: str) -> optuna.Study:
     return optuna.load_study(study_name=name, storage=storage, sampler=optuna.samplers.RandomSampler())
 
 
@@ -118,7 +118,7 @@ def _score(trial: FrozenTrial | None) -> float | None:
     return None if trial is None else trial.user_attrs["score"]
 
 
-def _trial_counts(storage: RDBStorage, name: str) -> dict[str, dict[str, int]]:
+def _trial_counts(storage: BaseStorage, name: str) -> dict[str, dict[str, int]]:
     """Trials by state for every study of this search."""
     names = [study for study in optuna.get_all_study_names(storage) if study == name or study.startswith(f"{name}-")]
     return {

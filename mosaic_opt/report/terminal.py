@@ -133,6 +133,22 @@ def print_tasks(rows: Sequence[dict[str, Any]]) -> None:
         _console().print(f"and {len(reasons) - 1} more tasks, see `missing` in the JSON")
 
 
+def print_studies(rows: Sequence[dict[str, Any]]) -> None:
+    """The searches of a database, see `report.studies.study_rows`."""
+    cells = [
+        [
+            row["study"],
+            row["stage"] or "",
+            f"{row['done']}/{row['total']}" if row["total"] else str(row["done"]),
+            str(row["running"]),
+            "" if row["best_score"] is None else f"{100 * row['best_score']:.1f} at {row['best_budget']:.0f}",
+            "" if row["seconds"] is None else _age(row["seconds"]),
+        ]
+        for row in rows
+    ]
+    print_table(["study", "stage", "trials", "running", "best score", "age"], cells)
+
+
 def print_bench(rows: list[dict[str, Any]]) -> None:
     """Times and bytes of `mosaic bench`: one line for each prompt length, batch and allocation."""
     table = Table()
@@ -159,6 +175,13 @@ def _console() -> Console:
 def _printable(text: str) -> str:
     """Generated text without what a terminal would take as a command."""
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
 
 
 def _number(value: float | None) -> str:

@@ -102,8 +102,7 @@ class MosaicSampler(BaseSampler):
         """Plain Python values for every parameter of the space."""
         if not search_space:
             return {}
-        space = Space(search_space)
-        describe = _Describer(space, self._decode, self._known_objective, _sign(study))
+        space, describe = self._described(study, search_space)
         trials = other_trials(study, trial)
         count = earlier(trials, trial)
         rng = np.random.default_rng([self._seed, count])
@@ -122,6 +121,21 @@ class MosaicSampler(BaseSampler):
                 break
         _record_origin(study, trial, origin)
         return parameters
+
+    def propose(self, study: Study, search_space: Mapping[str, BaseDistribution]) -> tuple[dict[str, Any], str]:
+        """Parameters for a trial that the study does not have yet, and their origin; nothing is written.
+
+        What `sample_relative` would give the study's next trial, for callers who see to it that one process at a time
+        proposes and adds.
+        """
+        space, describe = self._described(study, search_space)
+        trials = other_trials(study)
+        units, seen = _stored(space, trials)
+        rng = np.random.default_rng([self._seed, len(trials)])
+        row, origin = self._propose(study, units, seen, len(trials), describe, rng, explore=False)
+        (parameters,) = space.parameters(row[None])
+        space.check(parameters)
+        return parameters, origin
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -152,6 +166,10 @@ class MosaicSampler(BaseSampler):
             return self._startup(describe, taken, count, rng)
         observed = self._observe(study, described.take(usable), units[usable], [seen[i] for i in usable])
         return self._proposer.propose(observed, describe, taken, describe.space.box, rng, explore=explore)
+
+    def _described(self, study: Study, search_space: Mapping[str, BaseDistribution]) -> tuple[Space, "_Describer"]:
+        space = Space(dict(search_space))
+        return space, _Describer(space, self._decode, self._known_objective, _sign(study))
 
     def _startup(
         self, describe: "_Describer", taken: Taken, count: int, rng: np.random.Generator
@@ -220,10 +238,11 @@ def _keys(rows: Floats) -> list[bytes]:
     return [row.tobytes() for row in np.round(rows, 9) + 0.0]
 
 
-def other_trials(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
-    """All trials but this one and those tagged as interrupted."""
+def other_trials(study: Study, trial: FrozenTrial | None = None) -> list[FrozenTrial]:
+    """All trials but this one, if given, and those tagged as interrupted."""
+    number = None if trial is None else trial.number
     trials = study.get_trials(deepcopy=False)
-    return [t for t in trials if t.number != trial.number and not t.user_attrs.get("interrupted")]
+    return [t for t in trials if t.number != number and not t.user_attrs.get("interrupted")]
 
 
 def earlier(trials: Sequence[FrozenTrial], trial: FrozenTrial) -> int:

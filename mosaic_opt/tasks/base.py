@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("calibration", "selection", "test")
 PROTOCOLS = ("question-aware", "question-agnostic")
+LARGEST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,18 @@ class Task(ABC):
         context is compressed, the question is fed after it).
     category: what kind of task it is, for tables.
     allow_overlap: whether splits may share examples; a result says so.
+
+    Raises ValueError for a setting of another type or out of its range.
     """
 
     category = "own data"
     allow_overlap = False
 
     def __init__(self, *, name: str, metric: str, tokens: int, new_tokens: int, protocol: str = PROTOCOLS[0]) -> None:
-        for field, value in (("tokens", tokens), ("new_tokens", new_tokens)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{field} must be at least 1 and whole, got {value!r}")
-        if protocol not in PROTOCOLS:
-            raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {protocol!r}")
+        require_text("name", name)
+        require_whole("tokens", tokens)
+        require_whole("new_tokens", new_tokens)
+        require_one_of("protocol", protocol, PROTOCOLS)
         self.name = name
         self.metric = metric
         self.tokens = tokens
@@ -107,12 +109,60 @@ class Task(ABC):
         return False
 
 
-def check_request(split: str, count: int, largest: int) -> None:
-    """Raise ValueError unless `split` is one of SPLITS and 1 <= count <= largest."""
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+class SeededTask(Task):
+    """A task that draws its examples.
+
+    seed: from 0 to LARGEST_SEED; another one gives other examples from the same splits.
+    """
+
+    def __init__(
+        self, *, name: str, metric: str, tokens: int, seed: int, new_tokens: int, protocol: str = PROTOCOLS[0]
+    ) -> None:
+        super().__init__(name=name, metric=metric, tokens=tokens, new_tokens=new_tokens, protocol=protocol)
+        require_whole("seed", seed, 0, LARGEST_SEED)
+        self.seed = seed
+
+
+def require_text(setting: str, value: object, *, optional: bool = False) -> None:
+    """Raise ValueError unless a setting is a text that is not blank or, where optional, None."""
+    if not (isinstance(value, str) and value.strip()) and not (optional and value is None):
+        raise ValueError(f"{setting} must be a text, not blank{', or null' if optional else ''}, got {value!r}")
+
+
+def require_whole(setting: str, value: object, least: int = 1, most: int | None = None) -> None:
+    """Raise ValueError unless a setting is a whole number (true and false are none) in its range."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):  # type: ignore[operator]
+        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{setting} must be {allowed} and whole, got {value!r}")
+
+
+def require_bool(setting: str, value: object) -> None:
+    """Raise ValueError unless a setting is true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{setting} must be true or false, got {value!r}")
+
+
+def require_one_of(setting: str, value: object, known: Collection[str]) -> None:
+    """Raise ValueError unless a setting is one of the known texts."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{setting} must be one of {', '.join(known)}, got {value!r}")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold a text: it has no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_request(split: str, count: int, largest: int, name: str) -> None:
+    """Raise ValueError unless `split` is one of SPLITS and 1 <= count <= largest, of the task of this name."""
+    require_one_of("split", split, SPLITS)
     if not 1 <= count <= largest:
-        raise ValueError(f"count must be from 1 to {largest}, got {count}")
+        raise ValueError(f"{split} must be from 1 to {largest} examples of {name}, got {count}")
 
 
 def stable_generator(*parts: str | int) -> np.random.Generator:

@@ -19,10 +19,14 @@ from mosaic_opt.tasks.base import (
     PROTOCOLS,
     SPLITS,
     Example,
+    SeededTask,
     Task,
     build_example,
     check_request,
     encode,
+    require_bool,
+    require_one_of,
+    require_text,
     stable_generator,
 )
 from mosaic_opt.tasks.execution import passes
@@ -35,12 +39,13 @@ if TYPE_CHECKING:
 
 INSTRUCTION = "This is a part of a Python module. Continue it with the line that comes next."
 LEAST_TOKENS = 128  # of a prompt that shows enough of a file
+LONGEST_SECONDS = 86_400  # of one execution
 
 # What follows a function: the Codex paper's list and more.
 _BODY_END = re.compile(r"\n(?:class|def|if|print|@|#|```)")
 
 
-class NextLine(Task):
+class NextLine(SeededTask):
     """The next line of a source file of the running Python's standard library.
 
     A prompt is an instruction and the lines right before the answer, as many as `tokens` holds. The answer is a
@@ -50,7 +55,7 @@ class NextLine(Task):
 
     tokens: the most that a prompt has, at least LEAST_TOKENS; fewer only by a part of one more line, or (rare below
         10,000) where the file begins.
-    seed: another seed gives other examples from the same splits.
+    seed: see `SeededTask`.
     new_tokens: generation limit.
     protocol: question-agnostic compresses all but the last QUESTION_LINES lines before the answer.
     folder: of Python files to take instead of the standard library.
@@ -68,20 +73,22 @@ class NextLine(Task):
         protocol: str = PROTOCOLS[0],
         folder: str | None = None,
     ) -> None:
-        super().__init__(name=name, metric="code_similarity", tokens=tokens, new_tokens=new_tokens, protocol=protocol)
+        super().__init__(
+            name=name, metric="code_similarity", tokens=tokens, seed=seed, new_tokens=new_tokens, protocol=protocol
+        )
+        require_text("folder", folder, optional=True)
         if tokens < LEAST_TOKENS:
             raise ValueError(f"tokens must be at least {LEAST_TOKENS}, got {tokens}")
-        self.seed = seed
         self.folder = folder or sysconfig.get_path("stdlib")
         if not Path(self.folder).is_dir():
             raise ValueError(f"folder must be a folder of Python files, got {folder!r}")
 
     def examples(self, tokenizer: PreTrainedTokenizerBase, split: str, count: int) -> list[Example]:
         """See Task; ValueError where `tokens` cannot hold a line, or the split's files have fewer such lines."""
-        check_request(split, 1, largest=1)
+        require_one_of("split", split, SPLITS)
         places = list(islice(self._places(split), max(count, 0)))
         if len(places) < max(count, 1):
-            raise ValueError(f"count must be from 1 to {self._size(split)} for {split} of {self.folder}, got {count}")
+            check_request(split, count, self._size(split), f"{self.name} in {self.folder}")
         return [self._example(tokenizer, file, place) for file, place in places]
 
     def sizes(self) -> dict[str, int | None]:
@@ -151,7 +158,7 @@ class HumanEval(RowTask):
     tokens: at least the longest prompt that is asked for; prompts are never cut.
     new_tokens: generation limit; None: 64, with `execute` 512.
     protocol: question-agnostic compresses all but the last QUESTION_LINES lines.
-    seconds: time limit of one execution.
+    seconds: time limit of one execution, above 0 and at most LONGEST_SECONDS.
     """
 
     category = "code"
@@ -166,10 +173,8 @@ class HumanEval(RowTask):
         execute: bool = False,
         seconds: float = 5.0,
     ) -> None:
-        if not isinstance(execute, bool):
-            raise ValueError(f"execute must be true or false, got {execute!r}")
-        if not seconds > 0:
-            raise ValueError(f"seconds must be above 0, got {seconds!r}")
+        require_bool("execute", execute)
+        _require_seconds(seconds)
         metric = "pass@1" if execute else "code_similarity"
         limit = (512 if execute else 64) if new_tokens is None else new_tokens
         super().__init__(name=name, metric=metric, tokens=tokens, new_tokens=limit, protocol=protocol)
@@ -213,6 +218,12 @@ class HumanEval(RowTask):
                 f"tokens must be at least {example.length} for a prompt of {self.name}, got {self.tokens}"
             )
         return example
+
+
+def _require_seconds(seconds: object) -> None:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds <= LONGEST_SECONDS:  # type: ignore[operator]
+        raise ValueError(f"seconds must be above 0 and at most {LONGEST_SECONDS}, got {seconds!r}")
 
 
 def _newline_apart(tokenizer: PreTrainedTokenizerBase) -> bool:

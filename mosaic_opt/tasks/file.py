@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mosaic_opt.tasks import ruler
-from mosaic_opt.tasks.base import PROTOCOLS, Example
+from mosaic_opt.tasks.base import PROTOCOLS, Example, require_one_of, require_text
 from mosaic_opt.tasks.metrics import METRICS, has_code_line
 from mosaic_opt.tasks.readers import Record, read_rows, require_classes
 from mosaic_opt.tasks.rows import Row, RowTask
@@ -19,7 +19,8 @@ class RowsFile(RowTask):
     path: see `readers.read_rows`, which has the formats, too.
     tokens: most tokens of a prompt.
     metric: a key of METRICS; None: the one that all rows name, or that RULER has for their tasks.
-    subset: the rows of this task alone, where rows name theirs.
+    subset: the rows of this task alone, where rows name theirs, or their file, folder or configuration has its name;
+        RULER's own files name none.
     name: shown in reports; None: the subset, or the file's name.
     new_tokens: generation limit; None: each row's max_new_tokens, or 64.
     protocol, chat, allow_overlap: see `RowTask`.
@@ -38,8 +39,11 @@ class RowsFile(RowTask):
         chat: bool = False,
         allow_overlap: bool = False,
     ) -> None:
-        if metric is not None and metric not in METRICS:
-            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
+        require_text("path", path)
+        require_text("subset", subset, optional=True)
+        require_text("name", name, optional=True)
+        if metric is not None:
+            require_one_of("metric", metric, METRICS)
         super().__init__(
             name=name or subset or Path(path).stem,
             metric=metric or "",
@@ -63,7 +67,7 @@ class RowsFile(RowTask):
 
     @cached_property
     def _records(self) -> list[Record]:
-        return read_rows(self.path, task=self.subset)
+        return read_rows(self.path, task=self.subset, named=True)
 
     @cached_property
     def _metric_of_rows(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from mosaic_opt.tasks.base import PROTOCOLS, Example, encode
+from mosaic_opt.tasks.base import PROTOCOLS, Example, encode, require_one_of, require_text
 from mosaic_opt.tasks.metrics import METRICS, has_code_line
 from mosaic_opt.tasks.readers import read_rows, require_classes
 from mosaic_opt.tasks.rows import Row, RowTask
@@ -108,7 +108,9 @@ class LongBench(RowTask):
     ) -> None:
         _check_name(name)
         rules = DATASETS[name]
-        if bucket is not None and (bucket not in BUCKETS or not rules.extended):
+        require_text("path", path)
+        known = isinstance(bucket, str) and bucket in BUCKETS and rules.extended
+        if bucket is not None and not known:
             allowed = f"null or one of {', '.join(BUCKETS)}" if rules.extended else "null, for LongBench-E lacks it,"
             raise ValueError(f"bucket of {name} must be {allowed}; got {bucket!r}")
         super().__init__(
@@ -125,7 +127,7 @@ class LongBench(RowTask):
         self.category = rules.category
 
     def rows(self) -> list[Row]:
-        """See RowTask; ValueError for data that cannot be read, or has no row of the bucket."""
+        """See RowTask; ValueError for data that cannot be read, lacks a length, or has no row of the bucket."""
         records = read_rows(self.path, task=self.name, extended=self.bucket is not None)
         if self.metric == "classification":
             require_classes(records)
@@ -153,5 +155,4 @@ class LongBench(RowTask):
 
 
 def _check_name(name: str) -> None:
-    if name not in DATASETS:
-        raise ValueError(f"name of a LongBench task must be one of {', '.join(DATASETS)}, got {name!r}")
+    require_one_of("name of a LongBench task", name, DATASETS)

@@ -19,9 +19,12 @@ class Mixture(Task):
 
     A mixture cannot be in another. `tokens` and `new_tokens` are the largest of the tasks'; every example has
     its own.
+    Raises ValueError for anything but such tasks.
     """
 
     def __init__(self, *, tasks: Sequence[Task], name: str = "mixture") -> None:
+        if not isinstance(tasks, Sequence) or not all(isinstance(task, Task) for task in tasks):
+            raise ValueError(f"tasks must be a list of tasks, got {tasks!r}")
         names = [task.name for task in tasks]
         if not tasks or len(set(names)) < len(names):
             raise ValueError(f"tasks must be at least one, of different names, got {', '.join(names) or 'none'}")

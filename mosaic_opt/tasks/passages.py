@@ -17,10 +17,11 @@ from mosaic_opt.tasks.base import (
     PROTOCOLS,
     SPLITS,
     Example,
-    Task,
+    SeededTask,
     build_example,
     check_request,
     encode,
+    require_one_of,
     stable_generator,
 )
 from mosaic_opt.tasks.essay import paragraphs, sentences_of
@@ -51,12 +52,12 @@ WORDS = 4  # of a paragraph that describe it
 _WORD = re.compile(r"[A-Za-z]{4,}")
 
 
-class _Passages(Task):
+class _Passages(SeededTask):
     """What both tasks share: paragraphs chosen to fill `tokens`, and a short answer on one line.
 
     tokens: the most that a prompt has; fewer by less than a paragraph. It stops growing where all of the split's
         paragraphs are in it (about 20,000 tokens).
-    seed: another seed gives other examples from the same splits.
+    seed: see `SeededTask`.
     new_tokens: generation limit; only the output's first line is scored.
     protocol: question-agnostic compresses the instruction and the paragraphs.
 
@@ -65,10 +66,6 @@ class _Passages(Task):
 
     category = "synthetic"
     instruction: str
-
-    def __init__(self, *, name: str, metric: str, tokens: int, seed: int, new_tokens: int, protocol: str) -> None:
-        super().__init__(name=name, metric=metric, tokens=tokens, new_tokens=new_tokens, protocol=protocol)
-        self.seed = seed
 
     @abstractmethod
     def _written(self, text: str, number: int) -> str:
@@ -94,7 +91,7 @@ class _Passages(Task):
 
     def examples(self, tokenizer: PreTrainedTokenizerBase, split: str, count: int) -> list[Example]:
         """See Task; ValueError where `tokens` cannot hold two paragraphs."""
-        check_request(split, count, largest=len(_paragraphs(split)) if split in SPLITS else 1)
+        check_request(split, count, len(_paragraphs(split)) if split in SPLITS else 0, self.name)
         pool = _Pool(tokenizer, [self._written(text, NUMBERS[-1]) for text in _paragraphs(split)], _paragraphs(split))
         first = stable_generator(self.seed, split).permutation(len(pool.texts))
         return [
@@ -185,9 +182,8 @@ class PassageRetrieval(_Passages):
         abstract: str = "ending",
         numbers: str = "after",
     ) -> None:
-        for field, value, known in (("abstract", abstract, QUESTIONS), ("numbers", numbers, NUMBERED)):
-            if value not in known:
-                raise ValueError(f"{field} must be one of {', '.join(known)}, got {value!r}")
+        require_one_of("abstract", abstract, QUESTIONS)
+        require_one_of("numbers", numbers, NUMBERED)
         super().__init__(
             name=name, metric="retrieval", tokens=tokens, seed=seed, new_tokens=new_tokens, protocol=protocol
         )

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shortened
+from string import Formatter
 from typing import Any, NamedTuple
 
 from mosaic_opt.tasks import ruler
+from mosaic_opt.tasks.base import is_unicode
 from mosaic_opt.tasks.metrics import METRICS
 from mosaic_opt.tasks.rows import Row
 
@@ -23,6 +26,7 @@ FORMATS = (
     "context + input + answers (LongBench's folder)",
 )
 TEMPLATES = Path("config") / "dataset2prompt.json"  # in LongBench's folder, beside data/
+MOST_DIGITS = 18  # of a number
 _HUB = re.compile(r"(?!data/)\w[\w.-]*/[\w.-]+(/[\w.-]+)?(?<!\.jsonl)(?<!\.parquet)")  # data/ is of this machine
 
 
@@ -34,13 +38,11 @@ class Record(Row):
         task: name within its benchmark; empty where the data has none.
         metric: a key of METRICS, or empty.
         length: length of the context as the data counts it; 0 where it does not.
-        place: file and line, for errors; no part of what makes two rows equal.
     """
 
     task: str = ""
     metric: str = ""
     length: int = 0
-    place: str = field(default="", compare=False, repr=False)
 
 
 class _Raw(NamedTuple):
@@ -48,21 +50,25 @@ class _Raw(NamedTuple):
 
     place: file and line, for errors.
     file: where it was read; None from the hub or a saved data set.
+    values: by key.
+    names: of its file without the ending, its folder or its configuration.
     """
 
     place: str
     file: Path | None
     values: dict[str, Any]
+    names: tuple[str, ...]
 
 
-def read_rows(path: str | Path, *, task: str = "", extended: bool = False) -> list[Record]:
+def read_rows(path: str | Path, *, task: str = "", extended: bool = False, named: bool = False) -> list[Record]:
     """The rows at a path, in their order.
 
     path: a file; a folder of files, LongBench's folder (data/<task>.jsonl and config/dataset2prompt.json) or one that
         `datasets.save_to_disk` wrote; or, where nothing of this name is on the machine, a data set of the hub as
         owner/name or owner/name/configuration.
     task: the rows of this task alone, where rows name theirs (`task`, or `dataset`); empty: all rows.
-    extended: read LongBench-E's rows, in data/<task>_e.jsonl.
+    extended: read LongBench-E's rows, in data/<task>_e.jsonl; each must have its length.
+    named: refuse a task that neither the rows nor their file, folder or configuration name; RULER's rows name none.
 
     The formats, by their keys:
         prompt, answers: a ready prompt.
@@ -80,17 +86,33 @@ def read_rows(path: str | Path, *, task: str = "", extended: bool = False) -> li
     rows = _raw_rows(str(path), f"{task}_e" if extended else task)
     if not rows:
         raise ValueError(f"path must have at least one row, {path} is empty")
-    names = {task, f"{task}_e"} if extended else {task}
-    found = {name: None for name in map(_task, rows) if name}
-    if not task or not found:
-        return [_record(row, task) for row in rows]
+    if named and task:
+        _require_named(rows, path, task)
+    chosen = _of_task(rows, {task, f"{task}_e"} if extended else {task}) if task else rows
+    if not chosen:
+        found = ", ".join(dict.fromkeys(filter(None, map(_task, rows))))
+        raise ValueError(f"{'subset' if named else 'task'} must be one of {found} in {path}, got {task!r}")
+    for row in chosen:
+        if extended and row.values.get("length") is None:
+            raise ValueError(f"{row.place}: length must be given in every row of LongBench-E")
+    return [_record(row, task) for row in chosen]
+
+
+def _require_named(rows: Sequence[_Raw], path: str | Path, task: str) -> None:
+    """Raise ValueError where nothing says that the rows are of this task."""
+    official = task in ruler.METRICS and all("outputs" in row.values for row in rows)
+    if not official and not any(map(_task, rows)) and not all(task in row.names for row in rows):
+        raise ValueError(f"subset must be null, for the rows of {path} name no task; got {task!r}")
+
+
+def _of_task(rows: list[_Raw], names: set[str]) -> list[_Raw]:
+    """The rows whose task has one of the names, or all where none names any; ValueError where only some do."""
+    if not any(map(_task, rows)):
+        return rows
     for row in rows:
         if not _task(row):
             raise ValueError(f"{row.place}: task must be given here, too, as other rows give it")
-    chosen = [row for row in rows if _task(row) in names]
-    if not chosen:
-        raise ValueError(f"task must be one of {', '.join(found)} in {path}, got {task!r}")
-    return [_record(row, task) for row in chosen]
+    return [row for row in rows if _task(row) in names]
 
 
 def require_classes(records: Iterable[Record]) -> None:
@@ -154,33 +176,54 @@ def _parts(row: _Raw, task: str) -> tuple[str, str, str, str]:
 def _templated(row: _Raw, task: str) -> tuple[str, str]:
     """Context and question of LongBench's template; no question where the input comes before the context."""
     name = task or _task(row).removesuffix("_e") or (row.file.stem.removesuffix("_e") if row.file else "")
-    template = _template(row, name)
-    before, found, after = template.partition("{context}")
+    pieces = _template(row, name)
     values = {"context": _text(row, "context", required=True), "input": _text(row, "input")}
+    parts = [text + (values[key] if key else "") for text, key in pieces]
+    keys = [key for _, key in pieces]
+    end = len(parts) if "input" in keys[: keys.index("context")] else keys.index("context") + 1
+    return "".join(parts[:end]), "".join(parts[end:])
+
+
+def _template(row: _Raw, name: str) -> list[tuple[str, str]]:
+    """A template's pieces: a text, and the key whose value follows it ("context", "input"; "" at the end)."""
+    file = _templates_file(row)
+    templates = _templates(file)
+    template = templates.get(name)
+    if not isinstance(template, str):
+        raise ValueError(f"{file} must have a template of {name!r}, got {', '.join(templates) or 'none'}")
+    _encodable(row, f"the template of {name} in {file}", template)
     try:
-        parts = before.format_map(values) + values["context"], after.format_map(values)
-    except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(f"{TEMPLATES} must hold templates of {{context}} and {{input}}, got {template!r}") from error
-    if not found:
-        raise ValueError(f"{TEMPLATES} must have {{context}} in every template, got {template!r}")
-    return ("".join(parts), "") if "{input}" in before else parts
+        found = list(Formatter().parse(template))
+    except ValueError:  # a brace without its other
+        found = []
+    keys = sorted(key for _, key, _, _ in found if key is not None)
+    plain = not any(form or conversion for _, _, form, conversion in found)
+    if not plain or keys not in (["context"], ["context", "input"]):
+        raise ValueError(
+            f"{file} must hold templates of {{context}} and {{input}} as they stand here, the first once, the second "
+            f"at most once; got {template!r} for {name}"
+        )
+    return [(text, key or "") for text, key, _, _ in found]
 
 
-def _template(row: _Raw, name: str) -> str:
+def _templates_file(row: _Raw) -> Path:
     places = [] if row.file is None else [folder / TEMPLATES for folder in list(row.file.absolute().parents)[:2]]
     file = next((place for place in places if place.is_file()), None)
     if file is None:
         raise ValueError(
             f"{row.place}: LongBench's prompts must be in {TEMPLATES} beside its data folder, found none"
         )
+    return file
+
+
+def _templates(file: Path) -> dict[str, Any]:
     try:
         templates = json.loads(file.read_text(encoding="utf-8-sig"))
-    except ValueError as error:  # of the encoding, too
+    except (OSError, ValueError, RecursionError) as error:  # of the encoding, too
         raise ValueError(f"{file} must be JSON: {error}") from error
-    if not isinstance(templates, dict) or not isinstance(templates.get(name), str):
-        known = ", ".join(templates) if isinstance(templates, dict) else type(templates).__name__
-        raise ValueError(f"{file} must have a template of {name!r}, got {known}")
-    return str(templates[name])
+    if not isinstance(templates, dict):
+        raise ValueError(f"{file} must be a JSON object with templates, got {type(templates).__name__}")
+    return templates
 
 
 def _text(row: _Raw, key: str, *, required: bool = False) -> str:
@@ -188,7 +231,8 @@ def _text(row: _Raw, key: str, *, required: bool = False) -> str:
     if value is None and not required:
         return ""
     if not isinstance(value, str) or (required and not value.strip()):
-        raise ValueError(f"{row.place}: {key} must be a text{', not empty' if required else ''}, got {value!r}")
+        kind = "a text, not empty" if required else "a text"
+        raise ValueError(f"{row.place}: {key} must be {kind}, got {shortened(value)}")
     return _encodable(row, key, value)
 
 
@@ -202,23 +246,26 @@ def _texts(row: _Raw, key: str, *, required: bool = False) -> tuple[str, ...]:
         or (required and not texts)
         or not all(isinstance(text, str) and text.strip() for text in texts)
     ):
-        raise ValueError(f"{row.place}: {key} must be a text or a list of texts, none empty, got {value!r}")
+        raise ValueError(f"{row.place}: {key} must be a text or a list of texts, none empty, got {shortened(value)}")
     return tuple(_encodable(row, key, text) for text in texts)
 
 
 def _encodable(row: _Raw, key: str, text: str) -> str:
     """The text; ValueError for half of a surrogate pair, which JSON may hold and UTF-8 may not."""
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not is_unicode(text):
         raise ValueError(f"{row.place}: {key} must be Unicode text, it has half of a surrogate pair")
     return text
 
 
 def _whole(row: _Raw, key: str, least: int) -> int:
-    """A whole number; the hub has some as texts."""
+    """A whole number of at most MOST_DIGITS digits; the hub has some as texts."""
     value = row.values[key]
-    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    digits = isinstance(value, str) and value.isdecimal()
+    number = int(value[: MOST_DIGITS + 1]) if digits else value
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise ValueError(f"{row.place}: {key} must be whole and at least {least}, got {value!r}")
+        raise ValueError(f"{row.place}: {key} must be whole and at least {least}, got {shortened(value)}")
+    if number >= 10**MOST_DIGITS:
+        raise ValueError(f"{row.place}: {key} must have at most {MOST_DIGITS} digits, got {shortened(value)}")
     return number
 
 
@@ -244,7 +291,7 @@ def _from_folder(folder: Path, name: str) -> list[_Raw]:
     if any((folder / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
         from datasets import load_from_disk
 
-        return _from_dataset(load_from_disk(str(folder)), str(folder))
+        return _from_dataset(load_from_disk(str(folder)), str(folder), folder.absolute().name)
     own = [place / name for place in (folder / "data", folder) if name and (place / name).is_dir()]
     if own:
         return _from_folder(own[0], "")
@@ -287,7 +334,7 @@ def _from_jsonl(file: Path) -> list[_Raw]:
             raise ValueError(f"{place} must be JSON: {what}") from error
         if not isinstance(values, dict):
             raise ValueError(f"{place} must be a JSON object with keys, got {type(values).__name__}")
-        rows.append(_Raw(place, file, values))
+        rows.append(_Raw(place, file, values, _names(file)))
     return rows
 
 
@@ -298,7 +345,12 @@ def _from_parquet(file: Path) -> list[_Raw]:
         table = parquet.read_table(file)
     except (ArrowInvalid, OSError) as error:
         raise ValueError(f"{file} must be a parquet file: {_line(error)}") from error
-    return [_Raw(f"{file}, row {number}", file, values) for number, values in enumerate(table.to_pylist(), 1)]
+    rows = enumerate(table.to_pylist(), 1)
+    return [_Raw(f"{file}, row {number}", file, values, _names(file)) for number, values in rows]
+
+
+def _names(place: Path) -> tuple[str, ...]:
+    return place.stem, place.absolute().parent.name
 
 
 def _from_hub(path: str, name: str) -> list[_Raw]:
@@ -320,16 +372,16 @@ def _from_hub(path: str, name: str) -> list[_Raw]:
         raise ValueError(f"{_missing(path, name)}; the hub answers: {_line(error)}") from error
     if loaded is None:
         raise ValueError(f"path must name a configuration, {source}/ and one of {', '.join(known)}; got {path}")
-    return _from_dataset(loaded, path)
+    return _from_dataset(loaded, path, chosen[0])
 
 
-def _from_dataset(loaded: Any, source: str) -> list[_Raw]:
-    """Rows of a `datasets.Dataset`, or of a DatasetDict's test split, or its only one."""
+def _from_dataset(loaded: Any, source: str, name: str) -> list[_Raw]:
+    """Rows of a `datasets.Dataset`, or of a DatasetDict's test split, or its only one; `name`: see `_Raw.names`."""
     if isinstance(loaded, dict):
         if "test" not in loaded and len(loaded) != 1:
             raise ValueError(f"{source} must have a test split or only one, got {', '.join(map(str, loaded))}")
         loaded = loaded["test"] if "test" in loaded else next(iter(loaded.values()))
-    return [_Raw(f"{source}, row {number}", None, values) for number, values in enumerate(loaded, 1)]
+    return [_Raw(f"{source}, row {number}", None, values, (name,)) for number, values in enumerate(loaded, 1)]
 
 
 def _line(error: Exception) -> str:

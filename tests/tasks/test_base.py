@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mosaic_opt.tasks.base import build_example, continuation, encode
+from mosaic_opt.tasks import (
+    CommonWords,
+    DocumentQuestions,
+    FrequentWords,
+    HumanEval,
+    LongBench,
+    Mixture,
+    Needle,
+    NextLine,
+    PassageCounting,
+    PassageRetrieval,
+    RowsFile,
+    Task,
+    VariableTracking,
+)
+from mosaic_opt.tasks.base import LARGEST_SEED, SeededTask, build_example, continuation, encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+MADE: list[Callable[..., Task]] = [
+    CommonWords,
+    FrequentWords,
+    HumanEval,
+    NextLine,
+    PassageCounting,
+    PassageRetrieval,
+    VariableTracking,
+    lambda **more: DocumentQuestions(**({"name": "qa_1"} | more)),
+    lambda **more: LongBench(**({"name": "qasper", "path": "x", "tokens": 99} | more)),
+    lambda **more: Mixture(**({"tasks": [PassageCounting()]} | more)),
+    lambda **more: Needle(**({"name": "niah_single_1", "haystack": "noise"} | more)),
+    lambda **more: RowsFile(**({"path": "x", "tokens": 99} | more)),
+]
+
+
+@pytest.mark.parametrize("make", MADE)
+@pytest.mark.parametrize("name", [5, ["x"], True, ""])
+def test_a_name_is_a_text(make: Callable[..., Task], name: Any) -> None:
+    with pytest.raises(ValueError, match=r"^name .*must be .*, got "):
+        make(name=name)
+
+
+@pytest.mark.parametrize("make", [make for make in MADE if isinstance(make(), SeededTask)])
+@pytest.mark.parametrize("seed", [-1, LARGEST_SEED + 1, 1.0, True, "1", None, [1]])
+def test_a_seed_is_whole_and_in_its_range(make: Callable[..., Task], seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed must be from 0 to 4294967295 and whole, got "):
+        make(seed=seed)
+    assert isinstance(make(seed=LARGEST_SEED), SeededTask)
+
+
+def test_the_generated_tasks_have_a_seed() -> None:
+    assert sum(isinstance(make(), SeededTask) for make in MADE) == 8
 
 
 @pytest.fixture(scope="module")

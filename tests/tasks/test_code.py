@@ -191,14 +191,14 @@ def test_folder_and_largest_count(tokenizer: PreTrainedTokenizerFast, tmp_path: 
     task = NextLine(tokens=700, folder=str(tmp_path))
     found = []
     for split in SPLITS:
-        with pytest.raises(ValueError, match=r"count must be from 1 to \d+ for .*, got 99") as caught:
+        with pytest.raises(ValueError, match=r" must be from 1 to \d+ examples of next_line in .*, got 99") as caught:
             task.examples(tokenizer, split, 99)
-        largest = int(str(caught.value).split(" for ")[0].rpartition(" ")[2])
+        largest = int(str(caught.value).split(" examples ")[0].rpartition(" ")[2])
         found += task.examples(tokenizer, split, largest) if largest else []
     assert len(found) == (12 + 1) * 3  # a copy is in the same split
     assert len({e.id for e in found}) == 12 * 3
     assert all(".append(filler_" in e.references[0] for e in found)
-    with pytest.raises(ValueError, match=r"count must be from 1 to .*, got 0"):
+    with pytest.raises(ValueError, match=r"test must be from 1 to .*, got 0"):
         task.examples(tokenizer, "test", 0)
 
 
@@ -252,13 +252,21 @@ def test_similarity_of_the_first_line_of_code(task: Any, tokenizer: PreTrainedTo
 def test_bad_arguments(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="folder must be a folder of Python files, got '/no/such'"):
         NextLine(folder="/no/such")
+    for folder in (5, "", ["x"]):
+        with pytest.raises(ValueError, match="folder must be a text, not blank, or null, got"):
+            NextLine(folder=folder)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="tokens must be at least 128, got 127"):
         NextLine(tokens=127)
     with pytest.raises(ValueError, match="split must be one of"):
         NextLine().examples(tokenizer, "train", 1)
     for arguments, message in (
         ({"execute": "no"}, "execute must be true or false, got 'no'"),
-        ({"seconds": 0.0}, "seconds must be above 0, got 0.0"),
+        ({"seconds": 0.0}, "seconds must be above 0 and at most 86400, got 0.0"),
+        ({"seconds": "abc"}, "seconds must be above 0 and at most 86400, got 'abc'"),
+        ({"seconds": None}, "seconds must be above 0 and at most 86400, got None"),
+        ({"seconds": True}, "seconds must be above 0 and at most 86400, got True"),
+        ({"seconds": float("inf")}, "seconds must be above 0 and at most 86400, got inf"),
+        ({"seconds": float("nan")}, "seconds must be above 0 and at most 86400, got nan"),
         ({"protocol": "none"}, "protocol must be one of"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -102,8 +102,16 @@ def test_bad_arguments() -> None:
         LongBench(name="qasper", path="x", tokens=100, bucket="4k")
     with pytest.raises(ValueError, match=r"bucket of musique must be null, for LongBench-E lacks it,; got 'all'"):
         LongBench(name="musique", path="x", tokens=100, bucket="all")
-    with pytest.raises(ValueError, match="new_tokens must be at least 1"):
-        LongBench(name="qasper", path="x", tokens=100, new_tokens=0)
+    for wrong, message in (
+        ({"path": None}, "path must be a text, not blank, got None"),
+        ({"path": 5}, "path must be a text, not blank, got 5"),
+        ({"name": ["qasper"]}, "name of a LongBench task must be one of"),
+        ({"bucket": ["all"]}, "bucket of qasper must be null or one of"),
+        ({"chat": "yes"}, "chat must be true or false, got 'yes'"),
+        ({"new_tokens": 0}, "new_tokens must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LongBench(**({"name": "qasper", "path": "x", "tokens": 100} | wrong))
 
 
 @pytest.mark.parametrize(("bucket", "lengths"), [("0-4k", [0, 3000]), ("4-8k", [6000]), ("8k+", [9000]), ("all", 4)])
@@ -116,6 +124,15 @@ def test_buckets_of_the_extended_version(tmp_path: Path, bucket: str, lengths: A
 def test_a_bucket_without_rows(tmp_path: Path) -> None:
     task = LongBench(name="qasper", path=folder(tmp_path, "qasper", rows_of(2), "_e"), tokens=500, bucket="8k+")
     with pytest.raises(ValueError, match=r"bucket must be one that rows of .* are in, got '8k\+'"):
+        task.rows()
+
+
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_a_bucket_needs_the_length_of_every_row(tmp_path: Path, bucket: str) -> None:
+    rows = rows_of(3)
+    del rows[1]["length"]
+    task = LongBench(name="qasper", path=folder(tmp_path, "qasper", rows, "_e"), tokens=500, bucket=bucket)
+    with pytest.raises(ValueError, match=r"qasper_e\.jsonl, line 2: length must be given in every row"):
         task.rows()
 
 

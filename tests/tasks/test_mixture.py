@@ -69,6 +69,9 @@ def test_count_is_a_multiple_of_the_tasks(tokenizer: PreTrainedTokenizerFast, co
 def test_tasks_have_different_names_and_one_protocol() -> None:
     with pytest.raises(ValueError, match="tasks must be at least one, of different names, got none"):
         Mixture(tasks=[])
+    for tasks in (5, None, "vt", ["vt"]):
+        with pytest.raises(ValueError, match="tasks must be a list of tasks, got"):
+            Mixture(tasks=tasks)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="different names, got passage_counting, passage_counting"):
         Mixture(tasks=[PassageCounting(), PassageCounting()])
     with pytest.raises(

@@ -169,11 +169,13 @@ def test_bad_arguments(tokenizer: PreTrainedTokenizerFast) -> None:
         PassageRetrieval(abstract="gist")
     with pytest.raises(ValueError, match="numbers must be one of before, after, got 'none'"):
         PassageRetrieval(numbers="none")
+    with pytest.raises(ValueError, match=r"abstract must be one of ending, sentence, words, got \['ending'\]"):
+        PassageRetrieval(abstract=["ending"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="protocol must be one of"):
         PassageCounting(protocol="none")
     for task in (PassageRetrieval, PassageCounting):
         largest = len(passages._paragraphs("test"))
-        with pytest.raises(ValueError, match=f"count must be from 1 to {largest}, got {largest + 1}"):
+        with pytest.raises(ValueError, match=f"test must be from 1 to {largest} examples of {task().name}, got"):
             task().examples(tokenizer, "test", largest + 1)
         with pytest.raises(ValueError, match="split must be one of"):
             task().examples(tokenizer, "train", 1)

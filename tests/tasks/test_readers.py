@@ -69,6 +69,36 @@ def test_longbench_folder_errors(longbench: Path, tmp_path: Path) -> None:
         read_rows(longbench, task="qasper")
 
 
+@pytest.mark.parametrize(
+    "template",
+    ["{context}{context}", "{input}", "{context}{input}{input}", "{context!r}", "{context:>9}", "{context[0]}",
+     "{context} {input[a]}", "{context.x}", "{context}{", "{context}}", "{}{context}", "{{context}}"],
+)  # fmt: skip
+def test_other_templates_are_refused(longbench: Path, template: str) -> None:
+    (longbench / "config" / "dataset2prompt.json").write_text(json.dumps({"qasper": template}))
+    with pytest.raises(ValueError, match=r"dataset2prompt.json must hold templates of .* for qasper$"):
+        read_rows(longbench, task="qasper")
+
+
+def test_templates_may_have_double_braces_and_no_input(longbench: Path) -> None:
+    (longbench / "config" / "dataset2prompt.json").write_text(json.dumps({"qasper": "{{x}} {context} {{y}}"}))
+    (row,) = read_rows(longbench, task="qasper")
+    assert (row.context, row.question) == ("{x} A {text}.", " {y}")
+
+
+def test_templates_are_an_object_of_unicode(longbench: Path) -> None:
+    templates = longbench / "config" / "dataset2prompt.json"
+    for text, message in (
+        ("[1]", "must be a JSON object with templates, got list"),
+        ("[" * 100_000, "must be JSON: "),
+        ('{"qasper": "{context} \\ud83d"}', r"the template of qasper in .*json must be Unicode text"),
+        ('{"qasper": 5}', r"must have a template of 'qasper', got qasper"),
+    ):
+        templates.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_rows(longbench, task="qasper")
+
+
 HUB = {
     "context": "Text.\n\n",
     "question": "Who?\n",
@@ -197,6 +227,8 @@ GOOD = {"prompt": "p", "answers": ["a"]}
         ({}, r"line 2: keys must be those of a known format \(.*\), got none"),
         ({**GOOD, "max_new_tokens": 0}, r"line 2: max_new_tokens must be whole and at least 1, got 0"),
         ({**GOOD, "max_new_tokens": "x"}, r"line 2: max_new_tokens must be whole and at least 1, got 'x'"),
+        ({**GOOD, "max_new_tokens": "9" * 6000}, r"line 2: max_new_tokens must have at most 18 digits, got '999"),
+        ({**GOOD, "length": 10**18}, r"line 2: length must have at most 18 digits, got 1000000"),
         ({**GOOD, "metric": "bleu"}, r"line 2: metric must be one of f1, .*, got 'bleu'"),
         ({**GOOD, "all_classes": [""]}, r"line 2: all_classes must be .* none empty, got \[''\]"),
         ({**GOOD, "answer_prefix": 1}, r"line 2: answer_prefix must be a text, got 1"),
@@ -314,6 +346,30 @@ def test_rows_file_scores_by_the_given_metric_or_the_rows(tmp_path: Path, byte_t
     code = RowsFile(path=path, tokens=50, metric="code_similarity")
     assert code.settled("x = 1\n", example, [9.0])
     assert not code.settled("x = 1", example, [9.0])
+
+
+def test_a_subset_that_nothing_names_is_refused(tmp_path: Path) -> None:
+    own = write(tmp_path / "qasper" / "rows.jsonl", GOOD)
+    for subset in ("foo", "cwe"):  # RULER's files alone have tasks without a name
+        with pytest.raises(ValueError, match=rf"subset must be null, .*rows.jsonl name no task; got '{subset}'"):
+            RowsFile(path=str(own), tokens=50, metric="f1", subset=subset).rows()
+    ruler = write(tmp_path / "ruler.jsonl", {"input": "a\nb", "outputs": ["1"]})
+    with pytest.raises(ValueError, match="subset must be null"):
+        RowsFile(path=str(ruler), tokens=50, metric="f1", subset="foo").rows()
+    other = write(tmp_path / "other.jsonl", {**GOOD, "task": "one"}, {**GOOD, "task": "two"})
+    with pytest.raises(ValueError, match=r"subset must be one of one, two in .*other.jsonl, got 'three'"):
+        RowsFile(path=str(other), tokens=50, metric="f1", subset="three").rows()
+    for path, subset in ((own, "rows"), (own, "qasper"), (tmp_path, "qasper"), (own.parent, "rows"), (ruler, "cwe")):
+        assert len(RowsFile(path=str(path), tokens=50, metric="f1", subset=subset).rows()) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("path", 5), ("path", None), ("path", ""), ("subset", 3), ("subset", ""), ("name", 5), ("metric", ["f1"])],
+)
+def test_rows_file_has_texts_for_settings(setting: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{setting} must be .*, got "):
+        RowsFile(**({"path": "x", "tokens": 50} | {setting: value}))
 
 
 def test_rows_file_errors(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_gold_documents_stand_everywhere(tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def test_more_questions_than_there_are_of_a_split(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ValueError, match="count must be from 1 to 20, got 21"):
+    with pytest.raises(ValueError, match="test must be from 1 to 20 examples of qa_2, got 21"):
         DocumentQuestions(name="qa_2").examples(tokenizer, "test", 21)
     with pytest.raises(ValueError, match="split must be one of"):
         DocumentQuestions(name="qa_2").examples(tokenizer, "train", 1)
@@ -178,9 +178,125 @@ def test_other_files_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: P
         DocumentQuestions(name="qa_1", path=str(path)).examples(tokenizer, "test", 1)
 
 
+def in_squads_form(*questions: Any, context: Any = "Ada lives in York.", title: Any = "A") -> dict[str, Any]:
+    return {"data": [{"title": title, "paragraphs": [{"context": context, "qas": list(questions)}]}]}
+
+
+def in_hotpots_form(**changed: Any) -> list[dict[str, Any]]:
+    row = {"question": "Where?", "answer": "York", "supporting_facts": [["A", 0]], "context": [["A", ["In York."]]]}
+    return [row, row | changed]
+
+
+ASKED = {"question": "Where?", "answers": [{"text": "York"}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "the file must be a list, got None"),
+        ({"data": {}}, "the file: data must be a list, got {}"),
+        ({"data": ["x"]}, "article 1 must be an object, got 'x'"),
+        ({"data": [{"title": "A"}]}, "article 1: paragraphs must be given, got 'title'"),
+        (in_squads_form(ASKED, title=5), "article 1: title must be a text, got 5"),
+        (in_squads_form(ASKED, title=["A"]), r"article 1: title must be a text, got \['A'\]"),
+        (in_squads_form(ASKED, title="\ud83d"), "article 1: title must be Unicode text"),
+        (in_squads_form(ASKED, context=5), "article 1, paragraph 1: context must be a text, got 5"),
+        (in_squads_form(ASKED, context="A \ud83d"), "article 1, paragraph 1: context must be Unicode text"),
+        (
+            in_squads_form(ASKED, ASKED | {"question": None}),
+            "paragraph 1, question 2: question must be a text, got N",
+        ),
+        (
+            in_squads_form({"question": "?"}),
+            "article 1, paragraph 1, question 1: answers must be given, got 'question'",
+        ),
+        (in_squads_form(ASKED | {"answers": {"text": ["York"]}}), "question 1: answers must be a list, got {'text'"),
+        (in_squads_form(ASKED | {"answers": ["York"]}), "question 1, answers must be an object, got 'York'"),
+        (in_squads_form(ASKED | {"answers": [{"text": 5}]}), "question 1, answers: text must be a text, got 5"),
+        (in_hotpots_form(answer=5), "question 2: answer must be a text, got 5"),
+        (in_hotpots_form(answer="\ud83d"), "question 2: answer must be Unicode text"),
+        (in_hotpots_form(context={"title": ["A"]}), r"question 2: context must be a list, got {'title': \['A'\]}"),
+        (
+            in_hotpots_form(context=[["A", "b", "c"]]),
+            r"question 2: context must be pairs \[title, list of sentences\]",
+        ),
+        (in_hotpots_form(context=[["A", "text"]]), "question 2: context must be a list, got 'text'"),
+        (in_hotpots_form(context=[["A", [5]]]), "question 2: context must be a text, got 5"),
+        (in_hotpots_form(context=[[5, ["x"]]]), "question 2: context must be pairs"),
+        (in_hotpots_form(supporting_facts={"title": ["A"]}), "question 2: supporting_facts must be a list, got {"),
+        (in_hotpots_form(supporting_facts=[0]), "question 2: supporting_facts must be pairs .*, got 0"),
+    ],
+)
+def test_a_broken_file_is_named_with_the_place_in_one_line(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message) as caught:
+        DocumentQuestions(name="qa_1", path=str(path)).sizes()
+    assert str(caught.value).startswith("path must be a JSON file in the form of SQuAD or HotpotQA")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"path must be a JSON file .*deep\.json'"):
+        read(path)
+
+
+def test_equal_questions_count_once(tmp_path: Path) -> None:
+    path = tmp_path / "questions.json"
+    spaced = {"question": " Where? ", "answers": [{"text": "York"}, {"text": " York"}]}
+    path.write_text(json.dumps(in_squads_form(ASKED, spaced, ASKED | {"question": "Where, then?"})))
+    assert [question.text for question in read(path).questions] == ["Where?", "Where, then?"]
+    path.write_text(json.dumps(in_hotpots_form(context=[["B", ["Other."]], ["A", ["In York."]]])))
+    assert len(read(path).questions) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([], "no questions at all"),
+        ({"data": []}, "no questions at all"),
+        (in_squads_form(), "no questions at all"),
+        (in_squads_form(ASKED | {"answers": []}), "1 without a question or an answer"),
+        (in_squads_form(ASKED | {"question": " "}), "1 without a question or an answer"),
+        (in_squads_form(ASKED | {"answers": [{"text": "Rome"}]}), "1 whose answers stand in none of their documents"),
+        (in_hotpots_form(answer="no")[1:], "1 answered by yes or no alone"),
+        (in_hotpots_form(supporting_facts=[["B", 0]])[1:], "1 without their supporting documents"),
+    ],
+)
+def test_a_file_without_a_usable_question_says_why(tmp_path: Path, content: Any, reason: str) -> None:
+    path = tmp_path / "unusable.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"path must be a file with questions .*unusable.json has {reason}"):
+        DocumentQuestions(name="qa_1", path=str(path)).sizes()
+
+
+def test_a_split_without_a_title_says_why(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(in_squads_form(ASKED)))
+    task = DocumentQuestions(name="qa_1", path=str(path), tokens=300)
+    assert task.sizes() == {"calibration": 1, "selection": 0, "test": 0}
+    assert len(task.examples(tokenizer, "calibration", 1)) == 1
+    with pytest.raises(ValueError, match=r"path must be a file with questions for test: .*one.json .* of 1 titles"):
+        task.examples(tokenizer, "test", 1)
+
+
+def test_blank_documents_stand_in_no_prompt(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    content = in_squads_form(ASKED)
+    content["data"][0]["paragraphs"].append({"context": " ", "qas": []})
+    path = tmp_path / "blank.json"
+    path.write_text(json.dumps(content))
+    (example,) = DocumentQuestions(name="qa_1", path=str(path), tokens=300).examples(tokenizer, "calibration", 1)
+    assert all(text.strip() for text in documents(example.prompt))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"name": "qa_1", "path": 5}, "path must be a text, not blank, or null, got 5"),
+        ({"name": ["qa_1"]}, r"name must be one of qa_1, qa_2, got \['qa_1'\]"),
         ({"name": "qa_3"}, "name must be one of qa_1, qa_2, got 'qa_3'"),
         ({"name": "qa_1", "path": "/nowhere.json"}, "path must be a file or null, got '/nowhere.json'"),
     ],

@@ -215,12 +215,12 @@ def test_task_scores_by_its_metric(tokenizer: PreTrainedTokenizerFast) -> None:
     [
         ({"name": "cwe"}, r"name must be one of niah_single_1, .*, got 'cwe'"),
         ({"haystack": "poem"}, "haystack must be one of noise, essay, needle, got 'poem'"),
-        ({"keys": 0}, "keys must be at least 1, at most 100 and whole, got 0"),
-        ({"values": 1.5}, "values must be at least 1, at most 100 and whole, got 1.5"),
+        ({"keys": 0}, "keys must be from 1 to 100 and whole, got 0"),
+        ({"values": 1.5}, "values must be from 1 to 100 and whole, got 1.5"),
         ({"keys": 2, "queries": 3}, r"queries must be from 1 to 2 \(keys\), got 3"),
         ({"key_kind": "number"}, "key_kind must be one of word, uuid, got 'number'"),
         ({"value_kind": "word"}, "value_kind must be one of number, uuid, got 'word'"),
-        ({"seed": -1}, "seed must be at least 0 and whole, got -1"),
+        ({"seed": -1}, "seed must be from 0 to 4294967295 and whole, got -1"),
         ({"protocol": "blind"}, "protocol must be one of question-aware, question-agnostic, got 'blind'"),
         ({"tokens": 0}, "tokens must be at least 1 and whole, got 0"),
         ({"new_tokens": 0}, "new_tokens must be at least 1 and whole, got 0"),
@@ -235,8 +235,8 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     ("split", "count", "message"),
     [
         ("train", 1, "split must be one of calibration, selection, test, got 'train'"),
-        ("test", 0, "count must be from 1 to 1200, got 0"),
-        ("test", 1201, "count must be from 1 to 1200, got 1201"),
+        ("test", 0, "test must be from 1 to 1200 examples of niah_multikey_1, got 0"),
+        ("test", 1201, "test must be from 1 to 1200 examples of niah_multikey_1, got 1201"),
     ],
 )
 def test_bad_requests(tokenizer: PreTrainedTokenizerFast, split: str, count: int, message: str) -> None:

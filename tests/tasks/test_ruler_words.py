@@ -132,7 +132,7 @@ def test_letters_and_vocabulary_are_split() -> None:
         (VariableTracking, {"hops": 0}, "hops must be from 1 to 100 and whole, got 0"),
         (CommonWords, {"name": "fwe"}, "name must be cwe, got 'fwe'"),
         (FrequentWords, {"name": "vt"}, "name must be fwe, got 'vt'"),
-        (FrequentWords, {"seed": "a"}, "seed must be at least 0 and whole, got 'a'"),
+        (FrequentWords, {"seed": "a"}, "seed must be from 0 to 4294967295 and whole, got 'a'"),
     ],
 )
 def test_bad_arguments(task: Any, arguments: dict[str, Any], message: str) -> None:

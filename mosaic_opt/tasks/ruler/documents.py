@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mosaic_opt.tasks.base import PROTOCOLS, SPLITS, stable_generator
+from mosaic_opt.tasks.base import PROTOCOLS, SPLITS, Example, require_one_of, require_text, stable_generator
 from mosaic_opt.tasks.essay import paragraphs
 from mosaic_opt.tasks.ruler.prompts import FilledTask, Prompt, Quiz
 from mosaic_opt.tasks.ruler.questions import Collection, Question, read, shipped
@@ -22,6 +22,7 @@ from mosaic_opt.tasks.ruler.supply import placed
 
 if TYPE_CHECKING:
     import numpy as np
+    from transformers import PreTrainedTokenizerBase
 
 NAMES = ("qa_1", "qa_2")
 INSTRUCTION = "After the documents below comes a question that they answer. Reply with a few of their words."
@@ -29,7 +30,6 @@ DOCUMENT = "Document {number}: {text}"
 QUESTION = "Question: {question}"
 ANSWER_PREFIX = "Answer:"
 LEAST_WORDS = 20  # of distractors
-YES_NO = {"yes", "no"}  # answers that any text may have in it
 
 
 class DocumentQuestions(FilledTask):
@@ -54,8 +54,8 @@ class DocumentQuestions(FilledTask):
         new_tokens: int = 32,
         protocol: str = PROTOCOLS[0],
     ) -> None:
-        if name not in NAMES:
-            raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}")
+        require_one_of("name", name, NAMES)
+        require_text("path", path, optional=True)
         if path is not None and not Path(path).is_file():
             raise ValueError(f"path must be a file or null, got {path!r}")
         super().__init__(name=name, tokens=tokens, seed=seed, new_tokens=new_tokens, protocol=protocol)
@@ -64,7 +64,12 @@ class DocumentQuestions(FilledTask):
 
     @cached_property
     def collection(self) -> Collection:
-        return shipped(self.name) if self.path is None else read(Path(self.path))
+        """All documents and questions; ValueError for a file of another form, or without a question to ask."""
+        if self.path is None:
+            return shipped(self.name)
+        collection = read(Path(self.path))
+        collection.require_usable(self.path)
+        return collection
 
     @cached_property
     def documents(self) -> dict[str, list[int]]:
@@ -78,13 +83,19 @@ class DocumentQuestions(FilledTask):
         return [
             question
             for question in self.collection.questions
-            if question.gold and own.issuperset(question.gold) and self._answered(question)
+            if own.issuperset(question.gold) and not self.collection.unusable(question)
         ]
 
-    def _answered(self, question: Question) -> bool:
-        gold = [self.collection.documents[i].lower() for i in question.gold]
-        answers = [answer.lower() for answer in question.answers]
-        return not YES_NO.issuperset(answers) and any(answer in text for answer in answers for text in gold)
+    def examples(self, tokenizer: PreTrainedTokenizerBase, split: str, count: int) -> list[Example]:
+        """See FilledTask; ValueError also for a split that none of the file's questions is in."""
+        require_one_of("split", split, SPLITS)
+        if not self.largest(split):
+            raise ValueError(
+                f"path must be a file with questions for {split}: {self.path} has documents of "
+                f"{len(set(self.collection.groups))} titles, which {', '.join(SPLITS)} take in turn, and a question "
+                "belongs to a split that has all its documents"
+            )
+        return super().examples(tokenizer, split, count)
 
     def largest(self, split: str) -> int:
         return len(self.questions(split))
@@ -104,7 +115,7 @@ class DocumentQuestions(FilledTask):
         for text in self._others(question, split, generator):
             if words >= self.tokens:  # a word has at least one token
                 break
-            if not said.search(text):
+            if text and not said.search(text):
                 distractors.append(text)
                 words += len(text.split())
         return _Documents(question, [documents[i] for i in question.gold], distractors, generator)

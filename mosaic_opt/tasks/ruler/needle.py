@@ -13,7 +13,16 @@ from itertools import count as counted
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from mosaic_opt.tasks.base import PROTOCOLS, SPLITS, Example, check_request, encode, stable_generator
+from mosaic_opt.tasks.base import (
+    PROTOCOLS,
+    SPLITS,
+    Example,
+    check_request,
+    encode,
+    require_one_of,
+    require_whole,
+    stable_generator,
+)
 from mosaic_opt.tasks.ruler.metric import METRICS
 from mosaic_opt.tasks.ruler.passage import RESERVE, Passage, count_tokens, exact_prompt
 from mosaic_opt.tasks.ruler.prompts import Prompt, RulerTask
@@ -94,11 +103,9 @@ class Needle(RulerTask):
             ("key_kind", key_kind, KEY_KINDS),
             ("value_kind", value_kind, VALUE_KINDS),
         ):
-            if given not in known:
-                raise ValueError(f"{argument} must be one of {', '.join(known)}, got {given!r}")
+            require_one_of(argument, given, known)
         for argument, amount in (("keys", keys), ("values", values), ("queries", queries)):
-            if isinstance(amount, bool) or not isinstance(amount, int) or not 1 <= amount <= 100:
-                raise ValueError(f"{argument} must be at least 1, at most 100 and whole, got {amount!r}")
+            require_whole(argument, amount, 1, 100)
         if queries > keys:
             raise ValueError(f"queries must be from 1 to {keys} (keys), got {queries}")
         if new_tokens is None:
@@ -113,7 +120,7 @@ class Needle(RulerTask):
 
     def examples(self, tokenizer: PreTrainedTokenizerBase, split: str, count: int) -> list[Example]:
         """See Task; ValueError where `tokens` cannot hold the needles or the split has too few keys."""
-        check_request(split, count, largest=self.largest(SPLITS[0]))
+        check_request(split, count, self.largest(split), self.name)
         self._check_length(tokenizer)
         passage = None
         if self.haystack != "needle":

@@ -10,10 +10,11 @@ from mosaic_opt.tasks.base import (
     PROTOCOLS,
     SPLITS,
     Example,
-    Task,
+    SeededTask,
     build_example,
     check_request,
     encode,
+    require_one_of,
     split_prompt,
 )
 from mosaic_opt.tasks.ruler.metric import METRICS, score, settled
@@ -40,14 +41,13 @@ class Prompt(NamedTuple):
         return self.context + self.question
 
 
-class RulerTask(Task):
+class RulerTask(SeededTask):
     """A task of RULER by its name: metric, seed and protocol."""
 
     def __init__(self, *, name: str, tokens: int, seed: int, new_tokens: int, protocol: str) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed must be at least 0 and whole, got {seed!r}")
-        super().__init__(name=name, metric=METRICS[name], tokens=tokens, new_tokens=new_tokens, protocol=protocol)
-        self.seed = seed
+        super().__init__(
+            name=name, metric=METRICS[name], tokens=tokens, seed=seed, new_tokens=new_tokens, protocol=protocol
+        )
 
     def largest(self, split: str) -> int:
         """Number of different examples of a split."""
@@ -122,8 +122,8 @@ class FilledTask(RulerTask):
 
     def examples(self, tokenizer: PreTrainedTokenizerBase, split: str, count: int) -> list[Example]:
         """See Task; ValueError where `tokens` is too few for one of them, or more than there is text for."""
-        check_request(split, 1, largest=1)
-        check_request(split, count, largest=self.largest(split))
+        require_one_of("split", split, SPLITS)
+        check_request(split, count, self.largest(split), self.name)
         quizzes = self.quizzes(split, count)
         shortest = [self.measured(tokenizer, quiz.prompt(quiz.least))[1] for quiz in quizzes]
         if self.tokens < max(shortest):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mosaic_opt.tasks.base import PROTOCOLS, stable_generator
+from mosaic_opt.tasks.base import PROTOCOLS, require_whole, stable_generator
 from mosaic_opt.tasks.ruler.prompts import FilledTask, Prompt, Quiz
 from mosaic_opt.tasks.ruler.supply import NOISE, letters, number, placed
 
@@ -49,8 +49,7 @@ class VariableTracking(FilledTask):
     ) -> None:
         if name != "vt":
             raise ValueError(f"name must be vt, got {name!r}")
-        if isinstance(hops, bool) or not isinstance(hops, int) or not 1 <= hops <= 100:
-            raise ValueError(f"hops must be from 1 to 100 and whole, got {hops!r}")
+        require_whole("hops", hops, 1, 100)
         super().__init__(name=name, tokens=tokens, seed=seed, new_tokens=new_tokens, protocol=protocol)
         self.hops = hops
 

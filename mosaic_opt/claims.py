@@ -1,0 +1,235 @@
+"""Trials shared between processes: each is claimed by one, kept alive by it, and given to another if it dies.
+
+There is no master. A process that wants work enters the study's exclusive section, hands the trials of dead processes
+to the living, and takes the first trial that waits or adds a new one. What is known stands in the study's database:
+`worker` says who has a running trial, `beat` that it is alive, `interrupted` that a trial does not count because its
+process ended, `retry_of` which one a trial repeats.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+from typing import Any, Literal
+
+import optuna
+import psutil
+from optuna import Trial, TrialPruned
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import SQLAlchemyError
+
+from mosaic_opt.storage import LockLost, SharedStorage
+
+BEAT_SECONDS = 60  # between two signs of life of a running trial
+GRACE_SECONDS = 180  # without one a process of another machine counts as dead
+POLL_SECONDS = 0.5  # between two looks for work while others have the last trials
+FAILURES = 3  # of trials in a row, after which a process gives up
+
+Space = Mapping[str, BaseDistribution]
+Trials = Sequence[FrozenTrial]
+Need = Literal["begin", "wait", "done"]  # begin a trial, wait for those that others have, or nothing is left
+KEPT = ("origin", "complete")  # user attributes that a repeated trial takes over
+
+
+def waiting_trial(space: Space, params: Mapping[str, Any] | None = None, **user_attrs: Any) -> FrozenTrial:
+    """A trial to be added in one transaction with all its parameters; None leaves them to the study's sampler."""
+    return create_trial(
+        state=TrialState.WAITING,
+        params=dict(params or {}),
+        distributions={name: space[name] for name in params or {}},
+        user_attrs=user_attrs,
+    )
+
+
+class Claims:
+    """One process's share in the trials of a study.
+
+    Args:
+        study: of a `SharedStorage`, or a study of this process alone.
+        space: distributions of all parameters of a trial.
+        grace: seconds without a sign of life after which another machine's process counts as dead.
+    """
+
+    def __init__(self, study: optuna.Study, space: Space, *, grace: float = GRACE_SECONDS) -> None:
+        self.study, self.space, self.grace = study, dict(space), grace
+        self._claims = 0
+        self._beats: dict[int, tuple[Any, float]] = {}  # trial number -> last beat seen, and when
+
+    def work(
+        self,
+        evaluate: Callable[[Trial], Any],
+        *,
+        need: Callable[[Trials], Need],
+        fresh: Callable[[Trials], FrozenTrial],
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take and evaluate trials for as long as there is a need.
+
+        Args:
+            evaluate: gives the values of a trial, all of whose parameters are set.
+            need: says, from all trials, what is to be done.
+            fresh: makes the next trial (see `waiting_trial`) where one is to begin and none waits.
+            after: called after each trial and while waiting for others.
+
+        Raises:
+            Exception: what `evaluate` raised, if it did so FAILURES times in a row.
+        """
+        failures = 0
+        while True:
+            now, trial = self._take(need, fresh)
+            if trial is not None:
+                error = self._evaluated(trial, evaluate)
+                failures = failures + 1 if error else 0
+                if error and failures >= FAILURES:
+                    raise error
+            elif now == "done":
+                return
+            else:
+                time.sleep(POLL_SECONDS)
+            after()
+
+    def recover(self) -> None:
+        """Hand the running trials of dead processes to the living."""
+        with exclusive(self.study):
+            self._recover()
+
+    def _take(
+        self, need: Callable[[Trials], Need], fresh: Callable[[Trials], FrozenTrial]
+    ) -> tuple[Need, Trial | None]:
+        """What is to be done; to begin, also a running trial of this process's own with all its parameters."""
+        trial = None
+        try:
+            with exclusive(self.study):
+                self._recover()
+                trials = self.study.get_trials(deepcopy=False)
+                now = need(trials)
+                if now != "begin":
+                    return now, None
+                template = None
+                if not any(trial.state == TrialState.WAITING for trial in trials):
+                    template = fresh(trials)
+                    self._claims += 1
+                    template.set_user_attr("worker", [*this_process(), self._claims])
+                    self.study.add_trial(template)
+                trial = self.study.ask(self.space)
+                if template is None:
+                    trial.set_user_attr("worker", list(this_process()))
+        except LockLost:  # another process may have counted the same trials
+            if trial is not None:
+                self._hand_on(self._stored(trial))
+            return self._take(need, fresh)
+        return now, trial
+
+    def _evaluated(self, trial: Trial, evaluate: Callable[[Trial], Any]) -> Exception | None:
+        """Evaluate a trial and store its end; gives the error of one that failed."""
+        try:
+            with self._beating(trial):
+                values = evaluate(trial)
+        except TrialPruned:
+            self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+        except UpdateFinishedTrialError:
+            pass  # this process was taken for dead; another has the trial's configuration
+        except (OSError, StorageInternalError, SQLAlchemyError):  # a disk or a database, not this trial
+            raise
+        except Exception as error:
+            trial.set_user_attr("error", str(error).strip() or type(error).__name__)
+            self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            return error
+        except BaseException:
+            with exclusive(self.study):
+                self._hand_on(self._stored(trial))
+            raise
+        else:
+            self.study.tell(trial, values, skip_if_finished=True)
+        return None
+
+    @contextmanager
+    def _beating(self, trial: Trial) -> Iterator[None]:
+        """Inside, the trial shows a sign of life every BEAT_SECONDS."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            count = 0
+            while not ended.wait(BEAT_SECONDS):
+                count += 1
+                trial.set_user_attr("beat", count)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _recover(self) -> None:
+        """As `recover`, inside the exclusive section: a running trial there is somebody's or abandoned."""
+        for trial in self._of_state(TrialState.RUNNING):
+            if not self._alive(trial):
+                self._hand_on(trial)
+
+    def _alive(self, trial: FrozenTrial) -> bool:
+        worker = trial.user_attrs.get("worker")
+        if not worker or tuple(worker[:3]) == this_process():  # this process has none while it looks for one
+            return False
+        machine, pid, started = worker[:3]
+        if machine == this_process()[0]:
+            return _started(pid) == started
+        now, beat = time.monotonic(), trial.user_attrs.get("beat")
+        seen, since = self._beats.setdefault(trial.number, (beat, now))
+        if seen != beat:
+            self._beats[trial.number] = (beat, now)
+            return True
+        return now - since < self.grace
+
+    def _hand_on(self, trial: FrozenTrial) -> None:
+        """End a running trial as interrupted; if its parameters are known, one like it waits for the next process."""
+        repeated = {other.user_attrs.get("retry_of") for other in self.study.get_trials(deepcopy=False)}
+        if trial.params.keys() == self.space.keys() and trial.number not in repeated:
+            kept = {key: trial.user_attrs[key] for key in KEPT if key in trial.user_attrs}
+            self.study.add_trial(waiting_trial(self.space, trial.params, **kept, retry_of=trial.number))
+        storage = self.study._storage
+        storage.set_trial_user_attr(trial._trial_id, "interrupted", True)
+        self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def _stored(self, trial: Trial) -> FrozenTrial:
+        return self.study._storage.get_trial(trial._trial_id)
+
+    def _of_state(self, *states: TrialState) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=states)
+
+
+def this_process() -> tuple[str, int, float]:
+    """Machine (or container), process id and when it started: no two processes are equal in all three."""
+    return _process(os.getpid())
+
+
+@lru_cache(1)
+def _process(pid: int) -> tuple[str, int, float]:
+    try:
+        inside = os.readlink("/proc/self/ns/pid")  # process ids mean nothing outside
+    except OSError:
+        inside = ""
+    return f"{socket.gethostname()} {inside}".strip(), pid, _started(pid)
+
+
+def _started(pid: int) -> float:
+    """When a process of this machine started, in seconds; 0 where there is none, or it has ended already."""
+    try:
+        process = psutil.Process(pid)
+        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except psutil.Error:
+        return 0.0
+
+
+def exclusive(study: optuna.Study) -> Any:
+    """What one process at a time may be in, for a study; nothing where the study is of this process alone."""
+    storage = study._storage
+    return storage.exclusive(study.study_name) if isinstance(storage, SharedStorage) else nullcontext()

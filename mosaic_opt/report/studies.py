@@ -1,0 +1,69 @@
+"""What a study database holds, one row a search."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter, defaultdict
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from mosaic_opt.study import parts_of
+
+
+def study_rows(storage: BaseStorage) -> list[dict[str, Any]]:
+    """Every search of a database, the latest first.
+
+    Returns:
+        For each: `study`; `model`, `task`, `eviction` (names); `stage` (search, selection, refine, test or finished;
+        None for a study of another program); `done` and `total` trials of stages 1 and 4; `running` trials of any;
+        `best_score` of stage 1 on the calibration examples and `best_budget`, its mean; `seconds` since something was
+        last begun or ended, None where nothing was.
+    """
+    names = set(optuna.get_all_study_names(storage))
+    derived = {part for name in names for part in parts_of(storage, name)[1:]}
+    rows = [_row(storage, name) for name in sorted(names - derived)]
+    return sorted(rows, key=lambda row: (row["seconds"] is None, row["seconds"] or 0.0))
+
+
+def _row(storage: BaseStorage, name: str) -> dict[str, Any]:
+    sampler = optuna.samplers.RandomSampler()
+    parts = parts_of(storage, name)
+    main, *others = [optuna.load_study(study_name=part, storage=storage, sampler=sampler) for part in parts]
+    trials: dict[str | None, list[FrozenTrial]] = defaultdict(list)
+    for study in (main, *others):
+        trials[study.user_attrs.get("stage")] += study.get_trials(deepcopy=False)
+    every = [trial for own in trials.values() for trial in own]
+    states = Counter(trial.state for stage in ("search", "refine", None) for trial in trials[stage])
+    moments = [moment for trial in every for moment in (trial.datetime_start, trial.datetime_complete) if moment]
+    scored = [trial for trial in trials["search"] if trial.state == TrialState.COMPLETE]
+    best = max(scored, key=lambda trial: (trial.user_attrs["score"], -trial.user_attrs["mean_budget"]), default=None)
+    config = main.user_attrs.get("config", {})
+    return {
+        "study": name,
+        **{group: _named(config.get(group)) for group in ("model", "task", "eviction")},
+        "stage": _stage(main, trials),
+        "done": states[TrialState.COMPLETE] + states[TrialState.PRUNED],
+        "total": config["trials"] + config["refine_trials"] * len(config["budgets"]) if config else None,
+        "running": sum(trial.state == TrialState.RUNNING for trial in every),
+        "best_score": best and best.user_attrs["score"],
+        "best_budget": best and best.user_attrs["mean_budget"],
+        "seconds": (datetime.datetime.now() - max(moments)).total_seconds() if moments else None,
+    }
+
+
+def _named(settings: dict[str, Any] | None) -> str | None:
+    """The name of a choice: its own, or its class's."""
+    if not settings:
+        return None
+    return str(settings.get("name") or str(settings.get("_target_", "")).rpartition(".")[2])
+
+
+def _stage(main: optuna.Study, trials: dict[Any, Any]) -> str | None:
+    if main.user_attrs.get("stage") != "search":
+        return None
+    if main.user_attrs.get("finished"):
+        return "finished"
+    return next((stage for stage in ("test", "refine", "selection") if trials.get(stage)), "search")
