@@ -136,8 +136,8 @@ def _reporting(job: Callable[[DictConfig], None], started: list[bool]) -> Callab
         started.append(True)
         try:
             job(config)
-        except (UserError, OmegaConfBaseException, OSError, ValueError) as error:
-            if _interrupts or (isinstance(error, ValueError) and not _is_users(error)):
+        except Exception as error:
+            if _interrupts or not _is_users(error):
                 raise
             print(f"mosaic: {one_line(error)}", file=sys.stderr)
             raise JobFailed(one_line(error)) from None
@@ -145,11 +145,14 @@ def _reporting(job: Callable[[DictConfig], None], started: list[bool]) -> Callab
     return run
 
 
-def _is_users(error: ValueError) -> bool:
-    """Whether this is the user's to mend although it came up while a job was running."""
+def _is_users(error: Exception) -> bool:
+    """Whether this is the user's to mend, not a fault of ours."""
+    from torch import OutOfMemoryError
+
     from mosaic_opt.eviction import UnsupportedModel
 
-    return isinstance(error, UnsupportedModel | OmegaConfBaseException)
+    kinds = (UserError, OmegaConfBaseException, OSError, MemoryError, OutOfMemoryError, UnsupportedModel)
+    return isinstance(error, kinds)
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:

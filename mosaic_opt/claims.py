@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ import psutil
 from optuna import Trial, TrialPruned
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -229,7 +230,11 @@ def _started(pid: int) -> float:
         return 0.0
 
 
-def exclusive(study: optuna.Study) -> Any:
+def exclusive(study: optuna.Study) -> AbstractContextManager[None]:
     """What one process at a time may be in, for a study; nothing where the study is of this process alone."""
-    storage = study._storage
-    return storage.exclusive(study.study_name) if isinstance(storage, SharedStorage) else nullcontext()
+    return exclusive_by_name(study._storage, study.study_name)
+
+
+def exclusive_by_name(storage: BaseStorage, name: str) -> AbstractContextManager[None]:
+    """As `exclusive`, for a study that may not exist yet."""
+    return storage.exclusive(name) if isinstance(storage, SharedStorage) else nullcontext()

@@ -7,6 +7,7 @@ from the first that differs. The references ride along as further branches of ea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,6 +82,22 @@ class Batch:
         """Questions, drafts and references merged."""
         return TokenTree([turn.sequences() for turn in self.turns])
 
+    def halves(self) -> tuple[Batch, Batch]:
+        """Two batches of half the examples each (at least two)."""
+        middle = len(self.indices) // 2
+        return self._part(slice(middle)), self._part(slice(middle, None))
+
+    def _part(self, rows: slice) -> Batch:
+        return Batch(
+            indices=self.indices[rows],
+            pairs=self.pairs.part(rows),
+            layers=self.layers,
+            rankings=[ranking.part(rows) for ranking in self.rankings],
+            local={layer: pairs.part(rows) for layer, pairs in self.local.items()},
+            lengths=self.lengths[rows],
+            turns=self.turns[rows],
+        )
+
     def slices(self, allocation: Allocation, room: int) -> dict[int, SliceLayer]:
         """What each layer of the model holds under an allocation, with room for further tokens."""
         longest = int(self.lengths.max())
@@ -111,6 +128,12 @@ class LocalPairs:
             torch.stack([F.pad(states[part], (0, 0, 0, most - states[part].shape[1])) for states in pairs]).to(device)
             for part in (0, 1)
         ]
+
+    def part(self, rows: slice) -> LocalPairs:
+        """Those of some examples."""
+        part = copy(self)
+        part.lengths, part.held = self.lengths[rows], [states[rows] for states in self.held]
+        return part
 
     def slice(self, room: int, prompt_tokens: int) -> SliceLayer:
         buffers = [F.pad(states, (0, 0, 0, room)) for states in self.held]

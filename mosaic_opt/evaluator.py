@@ -32,6 +32,7 @@ from mosaic_opt.ranked import (
     barred,
     batch_rankings,
     place,
+    require_smaller,
 )
 from mosaic_opt.tasks import Example, Task
 
@@ -99,10 +100,12 @@ class Evaluator:
             up to so many, and beyond that they are read from the (memory-mapped) store each time. On the CPU
             only the second counts.
         progress: called with (done, total) examples while prefilling.
+        say: told when batches are made smaller.
 
     Raises:
         ValueError: without examples, with a prompt longer than the model's context, or for a model with layers
             that have neither full nor sliding-window attention.
+        MemoryError: if a prompt alone does not fit the device's memory.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class Evaluator:
         device_bytes: int = 8 * 2**30,
         host_bytes: int = 8 * 2**30,
         progress: Progress | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         if not examples:
             raise ValueError("evaluator needs at least one example")
@@ -129,6 +133,7 @@ class Evaluator:
         self.model, self.tokenizer, self.task, self.method = model, tokenizer, task, method
         self.examples = list(examples)
         self.cap = min(cap or self.longest, self.longest)
+        self.say = say
         self.stop_tokens = stop_tokens(model, tokenizer)
         self._pieces: dict[str, float] = {}
         methods = [method, *(other for other in prefill_for if other.describe() != method.describe())]
@@ -164,6 +169,7 @@ class Evaluator:
 
         Raises:
             ValueError: for an allocation of the wrong length, or one above the cap.
+            MemoryError: if one example alone does not fit the device's memory (batches that do not are halved).
         """
         allocation = self._applied(allocation)
         start = time.perf_counter()
@@ -171,11 +177,13 @@ class Evaluator:
         likelihoods = [0.0] * len(self.examples)
         scores: dict[int, float] = {}
         with attention_switched(self.model):
-            for batch in self.batches:
+            done = 0
+            while done < len(self.batches):
                 if scores and after_batch is not None:
                     after_batch(scores)
-                decoding = self._decoding(batch, allocation, complete)
-                for index, output, likelihood in zip(batch.indices, *decoding.run(), strict=True):
+                batch, decoded = self._decoded(done, allocation, complete)
+                done += 1
+                for index, output, likelihood in zip(batch.indices, *decoded, strict=True):
                     tokens[index], likelihoods[index] = output, likelihood
                     scores[index] = self._score(self.examples[index], output)
         ordered = [scores[index] for index in range(len(self.examples))]
@@ -195,11 +203,25 @@ class Evaluator:
             raise ValueError(f"layer budgets must be at most {self.cap} here; got {max(budgets)}")
         return Allocation(budgets)
 
-    def _decoding(self, batch: Batch, allocation: Allocation, complete: bool) -> Decoding:
+    def _decoded(
+        self, position: int, allocation: Allocation, complete: bool
+    ) -> tuple[Batch, tuple[list[list[int]], list[float]]]:
+        """The batch at this position, decoded (see `Decoding.run`); halved from now on where memory is too small."""
+        batch = self.batches[position]
+
         def settled(row: int, tokens: Sequence[int]) -> bool:
             return not complete and self.settled(self.examples[batch.indices[row]], tokens)
 
-        return Decoding(self.model, batch, allocation, settled=settled)
+        try:
+            return batch, Decoding(self.model, batch, allocation, settled=settled).run()
+        except torch.OutOfMemoryError as error:
+            require_smaller(len(batch.indices), error)
+        torch.cuda.empty_cache()
+        self.batches[position : position + 1] = batch.halves()
+        self.say(
+            f"a batch of {len(batch.indices)} examples does not fit the device's memory: half as many from now on"
+        )
+        return self._decoded(position, allocation, complete)
 
     def full_scores(self) -> tuple[float, ...]:
         """Task score of each example with the full cache."""

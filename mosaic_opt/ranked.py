@@ -15,6 +15,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,19 @@ class Prefiller:
         found = {} if store is None else self._stored(store, examples, chunk)
         left = [index for index in chunk if index not in found]
         if left:
-            for index, made in zip(left, self.prefill([examples[i] for i in left]), strict=True):
+            for index, made in zip(left, self._fitting([examples[i] for i in left]), strict=True):
                 found[index] = made if store is None else self._write(store, examples[index], *made)
         return found
+
+    def _fitting(self, examples: Sequence[Example]) -> list[tuple[Prompt, list[Order]]]:
+        """As `prefill`, fewer together where the device's memory is too small for all."""
+        try:
+            return self.prefill(examples)
+        except torch.OutOfMemoryError as error:
+            require_smaller(len(examples), error)
+        torch.cuda.empty_cache()
+        middle = len(examples) // 2
+        return [*self._fitting(examples[:middle]), *self._fitting(examples[middle:])]
 
     @torch.inference_mode()
     def prefill(self, examples: Sequence[Example]) -> list[tuple[Prompt, list[Order]]]:
@@ -217,6 +228,14 @@ class Prefiller:
         return stored
 
 
+def require_smaller(count: int, error: torch.OutOfMemoryError) -> None:
+    """Raise MemoryError for one example that the device's memory is too small for: less is not to be had."""
+    if count == 1:
+        raise MemoryError(
+            f"one prompt alone does not fit the device's memory: {str(error).splitlines()[0]}"
+        ) from None
+
+
 def barred(example: Example, stops: frozenset[int]) -> tuple[int, ...]:
     """Token ids that an output does not begin with: none, but all that end it where the example has its own.
 
@@ -292,6 +311,10 @@ class RankedPairs(ABC):
     def fill(self, layer: int, count: int, buffers: Sequence[torch.Tensor]) -> None:
         """Copy a layer's first `count` pairs to the front of the buffers; zeros where a prompt has fewer."""
 
+    @abstractmethod
+    def part(self, rows: slice) -> RankedPairs:
+        """Those of some examples."""
+
 
 class MappedPairs(RankedPairs):
     """Gathered anew each time from the prompts as they are stored."""
@@ -307,6 +330,9 @@ class MappedPairs(RankedPairs):
             for buffer, states in zip(buffers, (prompt.keys[layer], prompt.values[layer]), strict=True):
                 buffer[row, :, :kept] = states.gather(1, positions.expand(-1, -1, states.shape[-1])).to(buffer.device)
                 buffer[row, :, kept:count] = 0
+
+    def part(self, rows: slice) -> MappedPairs:
+        return MappedPairs(self.prompts[rows], self.orders[rows], self.device)
 
 
 class HeldPairs(RankedPairs):
@@ -339,6 +365,12 @@ class HeldPairs(RankedPairs):
     def fill(self, layer: int, count: int, buffers: Sequence[torch.Tensor]) -> None:
         for buffer, held in zip(buffers, self.held[layer], strict=True):
             buffer[:, :, :count].copy_(held[:, :, :count], non_blocking=True)
+
+    def part(self, rows: slice) -> HeldPairs:
+        part = copy(self)
+        part.held = [[states[rows] for states in layer] for layer in self.held]
+        part._rows = part.held[0][0].shape[0]
+        return part
 
 
 def batch_rankings(orders: Sequence[Order], window: int) -> list[Ranking]:

@@ -157,6 +157,7 @@ class Bench:
                     store=folder,
                     **self._limits,
                     progress=lambda done, total: advance(done, ""),
+                    say=self.watch.say,
                 )
         return self._evaluators[split]
 

@@ -8,7 +8,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,8 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.claims import Claims, Need, exclusive, waiting_trial
+from mosaic_opt.claims import Claims, Need, exclusive, exclusive_by_name, waiting_trial
 from mosaic_opt.objective import Direction, Measure, Objective, attributes, parameter_names
-from mosaic_opt.storage import SharedStorage
 
 DECIDED = (TrialState.COMPLETE, TrialState.PRUNED)
 _PART = r"-(selection|test|refine-\d+-[0-9a-f]{6})"  # what follows a search's name in its further studies' names
@@ -126,10 +125,19 @@ def _rising(name: str, values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
+def load_study(storage: BaseStorage, name: str) -> optuna.Study:
+    """The study of this name, to be read.
+
+    Raises:
+        KeyError: if it is not there.
+    """
+    return optuna.load_study(study_name=name, storage=storage, sampler=optuna.samplers.RandomSampler())
+
+
 def stored_study(storage: BaseStorage, name: str) -> optuna.Study | None:
-    """The study of this name, or None; nothing is changed."""
+    """As `load_study`, or None."""
     try:
-        return optuna.load_study(study_name=name, storage=storage, sampler=optuna.samplers.RandomSampler())
+        return load_study(storage, name)
     except KeyError:
         return None
 
@@ -175,7 +183,7 @@ def open_study(
     Raises:
         FingerprintMismatch: if a study of this name was made from something else.
     """
-    with storage.exclusive(name) if isinstance(storage, SharedStorage) else nullcontext():
+    with exclusive_by_name(storage, name):
         return _created(storage, name, objective, fingerprint, user_attrs, sampler)
 
 
@@ -211,21 +219,20 @@ def parts_of(storage: BaseStorage, name: str) -> list[str]:
     return [name, *sorted(other for other in others if re.fullmatch(_PART, other.removeprefix(name)))]
 
 
-def copy_search(storage: BaseStorage, name: str, new: str) -> None:
-    """Copy a search's studies under a new name.
-
-    Raises:
-        ValueError: if the new name is taken, or trials are running.
-    """
+def require_copyable(storage: BaseStorage, name: str, new: str) -> None:
+    """Raise ValueError if a search's new name is taken, or its trials are running."""
     taken = set(optuna.get_all_study_names(storage))
-    parts = parts_of(storage, name)
-    for part in parts:
+    for part in parts_of(storage, name):
         if new + part.removeprefix(name) in taken:
             raise ValueError(f"to must be a name that no study has; got {new!r}")
-        study = stored_study(storage, part)
-        if study is not None and study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if load_study(storage, part).get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             raise ValueError(f"study must be one that no process works on; {name!r} has running trials")
-    for part in parts:
+
+
+def copy_search(storage: BaseStorage, name: str, new: str) -> None:
+    """Copy a search's studies under a new name; raises as `require_copyable`."""
+    require_copyable(storage, name, new)
+    for part in parts_of(storage, name):
         optuna.copy_study(
             from_study_name=part,
             from_storage=storage,

@@ -127,7 +127,7 @@ def studies(config: DictConfig) -> None:
     from mosaic_opt.report.studies import study_rows
     from mosaic_opt.report.terminal import print_studies
     from mosaic_opt.storage import open_storage
-    from mosaic_opt.study import copy_search, delete_search
+    from mosaic_opt.study import copy_search, delete_search, require_copyable
 
     with user_errors():
         checked(config)
@@ -138,12 +138,14 @@ def studies(config: DictConfig) -> None:
             print_studies(rows)
             put(json.dumps(rows))
             return
-        trials = {row["study"]: row["done"] for row in rows}
-        require_known("study", config.study, list(trials))
+        known = {row["study"]: row for row in rows}
+        require_known("study", config.study, list(known))
+        what = f"{config.action} study {config.study}"
         if config.action in ("rename", "copy"):
             require_name(config.to, "to")
-        what = f"{config.action} study {config.study}" + (f" to {config.to}" if config.to else "")
-        _ask(f"{what} ({trials[config.study]} trials)", config.force)
+            require_copyable(storage, config.study, config.to)
+            what += f" to {config.to}"
+        _ask("{} ({done} trials done, {running} running)".format(what, **known[config.study]), config.force)
         if config.action in ("rename", "copy"):
             copy_search(storage, config.study, config.to)
         if config.action in ("rename", "delete"):

@@ -1,4 +1,6 @@
+import multiprocessing
 import shutil
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,10 +19,11 @@ from transformers import (
 )
 
 from mosaic_opt.allocation import Allocation, uniform
-from mosaic_opt.decoding import TokenTree
+from mosaic_opt.decoding import Decoding, TokenTree
 from mosaic_opt.evaluator import Evaluator
 from mosaic_opt.eviction import H2O, TOVA, AdaKV, ExpectedAttention, KeyDiff, L2Norm, SnapKV, StreamingLLM, attach
 from mosaic_opt.eviction.attention import attention_switched
+from mosaic_opt.model import ModelSource
 from mosaic_opt.ranked import Prefiller, place
 from mosaic_opt.tasks import Needle, ruler
 from tests.conftest import EVERY_METHOD, METHODS, RandomTokens, tiny_llama, tiny_qwen3
@@ -44,7 +47,7 @@ def decoded(evaluator, allocation):
     tokens = {}
     with attention_switched(evaluator.model):
         for batch in evaluator.batches:
-            outputs, _ = evaluator._decoding(batch, evaluator._applied(allocation), complete=True).run()
+            outputs, _ = Decoding(evaluator.model, batch, evaluator._applied(allocation)).run()
             tokens.update(zip(batch.indices, outputs, strict=True))
     return [tokens[index] for index in range(len(tokens))]
 
@@ -275,6 +278,77 @@ def test_batching_changes_nothing(byte_tokenizer):
     small, large = (make(model, byte_tokenizer, batch_size=size).evaluate(allocation) for size in (1, 64))
     assert small.outputs == large.outputs
     assert small.log_likelihoods == pytest.approx(large.log_likelihoods, abs=1e-6)
+
+
+@contextmanager
+def device_for(model, examples):
+    """A device whose memory is too small for more than so many examples at a time."""
+
+    def full(module, arguments, keywords):
+        if (arguments[0] if arguments else keywords["input_ids"]).shape[0] > examples:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nDetails follow")
+
+    handle = model.register_forward_pre_hook(full, with_kwargs=True)
+    yield
+    handle.remove()
+
+
+@pytest.mark.parametrize("method", [SnapKV(window=8), AdaKV(window=8)], ids=["snapkv", "adakv"])
+@pytest.mark.parametrize("host_bytes", [2**30, 0], ids=["host", "mapped"])
+@pytest.mark.parametrize("kind", ["full", "sliding window"])
+def test_batches_too_large_for_the_device_are_halved(byte_tokenizer, tmp_path, kind, method, host_bytes):
+    gemma = kind != "full"
+    model = mixed(Gemma3TextConfig, Gemma3ForCausalLM, tie_word_embeddings=False) if gemma else tiny_llama()
+    allocation, said = Allocation([9, 30] if gemma else [9, 30, 12, 50]), []
+    common = {"method": method, "host_bytes": host_bytes, "lengths": (5, 40, 40, 40, 71), "new_tokens": 8}
+    expected = make(model, byte_tokenizer, store=tmp_path / "a", **common).evaluate(allocation)
+    with device_for(model, 2):
+        evaluator = make(model, byte_tokenizer, store=tmp_path / "b", say=said.append, batch_size=8, **common)
+        found = evaluator.evaluate(allocation)
+        assert [len(batch.indices) for batch in evaluator.batches] == [2, 2, 2, 2, 1, 2]
+        assert len(said) == 4  # 8, 4, 4 and 3 examples
+        assert "a batch of 8 examples does not fit the device's memory" in said[0]
+        assert evaluator.evaluate(allocation).outputs == found.outputs
+        assert len(said) == 4  # the next allocation begins with what fits
+    assert found.outputs == expected.outputs
+    assert found.scores == expected.scores
+    assert found.log_likelihoods == pytest.approx(expected.log_likelihoods, abs=1e-4)
+
+
+def test_one_example_too_large_for_the_device(byte_tokenizer):
+    model = tiny_llama()
+    evaluator = make(model, byte_tokenizer)
+    with device_for(model, 0):
+        with pytest.raises(
+            MemoryError, match=r"one prompt alone does not fit the device's memory: CUDA out of memory"
+        ):
+            evaluator.evaluate(Allocation([9, 30, 12, 50]))
+        with pytest.raises(MemoryError, match="Tried to allocate 2 GiB") as caught:
+            make(model, byte_tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+def fill_store(store, ready, made):
+    """Another process that needs the same prompts."""
+    prefilled, original = [], Prefiller.prefill
+    Prefiller.prefill = lambda self, examples: prefilled.extend(e.id for e in examples) or original(self, examples)
+    model = tiny_llama()
+    ready.wait()
+    evaluator = make(model, ModelSource(name="random").tokenizer, count=40, store=store)
+    made.put((prefilled, evaluator.evaluate(Allocation([9, 30, 12, 50])).outputs))
+
+
+def test_processes_share_the_prefill(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, made = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=fill_store, args=(tmp_path / "s", ready, made)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    (first, outputs), (second, same) = (made.get(timeout=200) for _ in processes)
+    for process in processes:
+        process.join()
+    assert sorted(first + second) == sorted(f"test-{index}" for index in range(40))  # each by one of them
+    assert outputs == same
 
 
 def test_stored_ranked_caches_are_read_and_damaged_ones_made_again(byte_tokenizer, model, tmp_path, monkeypatch):

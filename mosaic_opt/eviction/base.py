@@ -124,6 +124,11 @@ class Ranking:
         real = torch.arange(longest, device=lengths.device) < lengths[..., None]
         return self.order[..., :longest].masked_fill(~real, -1).sort(dim=-1).values
 
+    def part(self, rows: slice) -> Ranking:
+        """Of some examples."""
+        heads = None if self.heads is None else self.heads[rows]
+        return replace(self, order=self.order[rows], tokens=self.tokens[rows], heads=heads)
+
     def cut(self, limit: int) -> Ranking:
         """The same without what no budget up to `limit` needs."""
         longest = int(self.lengths(limit).max())

@@ -11,6 +11,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from mosaic_opt.report.statistics import cache_ratio, paired_gain
+from mosaic_opt.study import load_study, parts_of
 
 COMPARED = ("full", "uniform", "pyramid", "rescaled", "refined")
 
@@ -28,10 +29,10 @@ def result(storage: BaseStorage, name: str, *, winner: str, budgets: Sequence[in
         KeyError: if the study is not there.
         ValueError: if its search has not come to an end yet.
     """
-    study = _load(storage, name)
+    study = load_study(storage, name)
     if "finished" not in study.user_attrs:
         raise ValueError(f"study {name!r} is not finished: run the same search again to go on")
-    splits = {split: _by_budgets(_load(storage, f"{name}-{split}")) for split in ("selection", "test")}
+    splits = {split: _by_budgets(load_study(storage, f"{name}-{split}")) for split in ("selection", "test")}
     chosen = study.user_attrs["allocations"]
     won = study.user_attrs["winners"][winner]
     rows = [row for budget in budgets for row in budget_rows(budget, chosen[str(budget)], **splits)]
@@ -99,10 +100,6 @@ def budget_rows(
     return rows
 
 
-def _load(storage: BaseStorage, name: str) -> optuna.Study:
-    return optuna.load_study(study_name=name, storage=storage, sampler=optuna.samplers.RandomSampler())
-
-
 def _by_budgets(study: optuna.Study) -> dict[tuple[int, ...], FrozenTrial]:
     trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     return {tuple(trial.user_attrs["budgets"]): trial for trial in trials}
@@ -120,8 +117,7 @@ def _score(trial: FrozenTrial | None) -> float | None:
 
 def _trial_counts(storage: BaseStorage, name: str) -> dict[str, dict[str, int]]:
     """Trials by state for every study of this search."""
-    names = [study for study in optuna.get_all_study_names(storage) if study == name or study.startswith(f"{name}-")]
     return {
-        study: dict(Counter(trial.state.name for trial in _load(storage, study).get_trials(deepcopy=False)))
-        for study in sorted(names)
+        part: dict(Counter(trial.state.name for trial in load_study(storage, part).get_trials(deepcopy=False)))
+        for part in parts_of(storage, name)
     }

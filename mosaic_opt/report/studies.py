@@ -10,7 +10,7 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from mosaic_opt.study import parts_of
+from mosaic_opt.study import load_study, parts_of
 
 
 def study_rows(storage: BaseStorage) -> list[dict[str, Any]]:
@@ -29,9 +29,7 @@ def study_rows(storage: BaseStorage) -> list[dict[str, Any]]:
 
 
 def _row(storage: BaseStorage, name: str) -> dict[str, Any]:
-    sampler = optuna.samplers.RandomSampler()
-    parts = parts_of(storage, name)
-    main, *others = [optuna.load_study(study_name=part, storage=storage, sampler=sampler) for part in parts]
+    main, *others = [load_study(storage, part) for part in parts_of(storage, name)]
     trials: dict[str | None, list[FrozenTrial]] = defaultdict(list)
     for study in (main, *others):
         trials[study.user_attrs.get("stage")] += study.get_trials(deepcopy=False)
