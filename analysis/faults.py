@@ -3,9 +3,10 @@
     python -m analysis.faults [--storages sqlite postgresql] [--trials 200] [--kills 20] [--workers 4] [--seed 0]
 
 Several processes share one search of the tiny random model, all four stages. Whenever the number of trials done
-passes one of `kills` random thresholds, a random process is killed with SIGKILL and replaced, by the same `mosaic
-search` or by `mosaic worker`. PostgreSQL (a server of its own, on loopback) is stopped for a while in the middle.
-In the end every claim of `checked` has to hold, or the script fails; the summary goes to analysis/results/faults.md.
+passes one of `kills` random thresholds, a process is killed with SIGKILL (mostly one amid a trial, else any, which
+may be starting) and replaced, by the same `mosaic search` or by `mosaic worker`. PostgreSQL (a server of its own, on
+loopback) is stopped for a while in the middle. In the end every claim of `checked` has to hold, or the script fails;
+the summary goes to analysis/results/faults.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -90,31 +90,12 @@ class Storm:
             AssertionError: if something is not as it should be.
         """
         begin = time.monotonic()
-        expected = self.options.trials + 80  # of all stages, about
-        moments = sorted(self.random.sample(range(1, expected), self.options.kills))
-        restart_at = expected // 2 if self.server else None
         running = [self.start(self.search, f"study={STUDY}") for _ in range(self.options.workers)]
-        restarts = 0
-        storage = open_storage(self.url)
-        while any(process.poll() is None for process in running):
-            assert time.monotonic() - begin < LIMIT_SECONDS, "it takes too long"
-            done = sum(len(decided(load_study(storage, name))) for name in self.studies(storage))
-            if moments and done >= moments[0]:
-                time.sleep(self.random.random() / 5)
-                moments.pop(0)
-                victim = running.pop(self.random.randrange(len(running)))
-                victim.send_signal(signal.SIGKILL)
-                victim.wait()
-                again = self.random.choice((self.worker, [*self.search, f"study={STUDY}"]))
-                running.append(self.start(again))
-            if restart_at and done >= restart_at:
-                assert self.server
-                restart_at, restarts = None, 1
-                self.server.stop()
-                time.sleep(AWAY_SECONDS)
-                self.server.start()
-            time.sleep(0.1)
-        assert not moments, f"{len(moments)} kills never came"
+        try:
+            restarts = self.happen(running)
+        finally:
+            for process in running:
+                process.kill()
         for process in running:
             assert process.returncode == 0, (process.args, process.returncode)
         minutes = round((time.monotonic() - begin) / 60, 1)
@@ -131,6 +112,44 @@ class Storm:
                 [sys.executable, "-m", "mosaic_opt", *command, *more],
                 env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
             )  # fmt: skip
+
+    def happen(self, running: list[subprocess.Popen[bytes]]) -> int:
+        """Kill, replace and restart until every process has ended by itself; gives the number of restarts."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        expected = self.options.trials + 80  # of all stages, about
+        moments = sorted(self.random.sample(range(1, expected), self.options.kills))
+        restart_at = expected // 2 if self.server else None
+        storage = open_storage(self.url)
+        while any(process.poll() is None for process in running):
+            assert time.monotonic() < deadline, "it takes too long"
+            done = sum(len(decided(load_study(storage, name))) for name in self.studies(storage))
+            if moments and done >= moments[0]:
+                time.sleep(self.random.random() / 5)
+                moments.pop(0)
+                victim = self.victim(running, storage)
+                running.remove(victim)
+                victim.kill()
+                victim.wait()
+                again = self.random.choice((self.worker, [*self.search, f"study={STUDY}"]))
+                running.append(self.start(again))
+            if restart_at and done >= restart_at:
+                assert self.server
+                restart_at = None
+                self.server.stop()
+                time.sleep(AWAY_SECONDS)
+                self.server.start()
+            time.sleep(0.1)
+        assert not moments, f"{len(moments)} kills never came"
+        return int(self.server is not None and restart_at is None)
+
+    def victim(
+        self, running: list[subprocess.Popen[bytes]], storage: optuna.storages.BaseStorage
+    ) -> subprocess.Popen[bytes]:
+        studies = [load_study(storage, name) for name in self.studies(storage)]
+        trials = [trial for study in studies for trial in study.get_trials(states=(TrialState.RUNNING,))]
+        busy = {trial.user_attrs["worker"][1] for trial in trials if "worker" in trial.user_attrs}
+        held = [process for process in running if process.pid in busy]
+        return self.random.choice(held if held and self.random.random() < 0.8 else running)
 
     def studies(self, storage: optuna.storages.BaseStorage) -> list[str]:
         return parts_of(storage, STUDY) if STUDY in optuna.get_all_study_names(storage) else []

@@ -90,6 +90,8 @@ def main() -> None:
         if _interrupts:  # an interrupt may land inside a library that turns it into an error of its own
             _stopped(resumes=verb in ("search", "worker", "evaluate", "baseline"))
         if isinstance(error, JobFailed):
+            if not started:  # the job ran in another process, whose standard error may be a file
+                _fail(f"a job failed: {error}")
             sys.exit(2)
         # a ValueError before any job is Hydra's reading of the command line; a job's is a fault of ours
         if isinstance(error, (HydraException, OmegaConfBaseException)) or (
