@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-.PHONY: demo test test-slow check bench bench-search clean
+.PHONY: demo test test-slow check bench bench-search faults clean
 
 demo: $(READY)
 	@$(BIN)/mosaic search
@@ -23,9 +23,13 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(PYTEST)
 
+faults: $(READY)
+	$(BIN)/python -m analysis.faults
+
 bench: $(READY)
 	$(BIN)/python analysis/benchmarks/trial_cost.py
 	$(BIN)/python analysis/benchmarks/scoring_cost.py
+	$(BIN)/python -m analysis.benchmarks.storage_cost
 
 bench-search: $(READY)
 	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"
