@@ -8,6 +8,7 @@ process ended, `retry_of` which one a trial repeats.
 
 from __future__ import annotations
 
+import datetime
 import os
 import socket
 import threading
@@ -108,25 +109,30 @@ class Claims:
         trial = None
         try:
             with exclusive(self.study):
-                self._recover()
-                trials = self.study.get_trials(deepcopy=False)
+                trials = self._recover()
                 now = need(trials)
                 if now != "begin":
                     return now, None
-                template = None
-                if not any(trial.state == TrialState.WAITING for trial in trials):
-                    template = fresh(trials)
-                    self._claims += 1
-                    template.set_user_attr("worker", [*this_process(), self._claims])
-                    self.study.add_trial(template)
-                trial = self.study.ask(self.space)
-                if template is None:
+                if any(trial.state == TrialState.WAITING for trial in trials):
+                    trial = self.study.ask(self.space)
                     trial.set_user_attr("worker", list(this_process()))
+                else:
+                    trial = self._begun(fresh(trials))
         except LockLost:  # another process may have counted the same trials
             if trial is not None:
                 self._hand_on(self._stored(trial))
             return self._take(need, fresh)
         return now, trial
+
+    def _begun(self, template: FrozenTrial) -> Trial:
+        """A new trial of this process's own; in one transaction if all its parameters are known."""
+        self._claims += 1
+        template.set_user_attr("worker", [*this_process(), self._claims])
+        if template.params.keys() != self.space.keys():
+            self.study.add_trial(template)
+            return self.study.ask(self.space)
+        template.state, template.datetime_start = TrialState.RUNNING, datetime.datetime.now()
+        return Trial(self.study, self.study._storage.create_new_trial(self.study._study_id, template))
 
     def _evaluated(self, trial: Trial, evaluate: Callable[[Trial], Any]) -> Exception | None:
         """Evaluate a trial and store its end; gives the error of one that failed."""
@@ -170,11 +176,16 @@ class Claims:
             ended.set()
             thread.join()
 
-    def _recover(self) -> None:
-        """As `recover`, inside the exclusive section: a running trial there is somebody's or abandoned."""
-        for trial in self._of_state(TrialState.RUNNING):
-            if not self._alive(trial):
-                self._hand_on(trial)
+    def _recover(self) -> Trials:
+        """As `recover`, inside the exclusive section: a running trial there is somebody's or abandoned.
+
+        Gives all trials as they are then.
+        """
+        trials = self.study.get_trials(deepcopy=False)
+        dead = [trial for trial in trials if trial.state == TrialState.RUNNING and not self._alive(trial)]
+        for trial in dead:
+            self._hand_on(trial)
+        return self.study.get_trials(deepcopy=False) if dead else trials
 
     def _alive(self, trial: FrozenTrial) -> bool:
         worker = trial.user_attrs.get("worker")
@@ -202,9 +213,6 @@ class Claims:
 
     def _stored(self, trial: Trial) -> FrozenTrial:
         return self.study._storage.get_trial(trial._trial_id)
-
-    def _of_state(self, *states: TrialState) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=states)
 
 
 def this_process() -> tuple[str, int, float]:
