@@ -34,7 +34,8 @@ def shrunk(scores: npt.ArrayLike, reference: npt.ArrayLike) -> Floats:
         return all_gained + means
     error = float(deviations.var(axis=1, ddof=1).mean()) / n
     spread = max(0.0, float(means @ means) / (k - 1) - error)
-    return np.asarray(all_gained + means * spread / (spread + error))
+    share = spread / (spread + error) if spread + error > 0 else 0.0
+    return np.asarray(all_gained + means * share)
 
 
 def hopeless(scores: npt.ArrayLike, rival: npt.ArrayLike, examples: int) -> bool:

@@ -316,15 +316,8 @@ class Search:
             sampler=self._proposer(objective),
             user_attrs={"budget": budget},
         )
-        nearest = sorted(front, key=lambda trial: abs(trial.values[0] - budget))[:SEED_SHAPES]
-        design = refinement_design(
-            objective,
-            rescaled=rescaled,
-            shapes=[self.rescale(Allocation(trial.user_attrs["budgets"]), budget) for trial in nearest],
-            trials=completed(self.study),
-            window=self.bench.method.window,
-            seed=self.plan.seed,
-        )
+        done = len(decided(study)) >= self.plan.refine_trials
+        design = [] if done else self._refinement_design(objective, rescaled, front)
         self._run(study, objective, self.plan.refine_trials, design, f"refine {budget}")
         ranked = sorted(completed(study), key=by_score, reverse=True)
         finalists = list(dict.fromkeys(Allocation(trial.user_attrs["budgets"]) for trial in ranked))
@@ -336,6 +329,19 @@ class Search:
         gain = {"measured": float((scores[best] - scores[0]).mean()), "expected": float(expected[best] - expected[0])}
         self._merge("refined_gain", {str(budget): gain})
         return candidates[best]
+
+    def _refinement_design(
+        self, objective: WeightObjective, rescaled: Allocation, front: Sequence[FrozenTrial]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        nearest = sorted(front, key=lambda trial: abs(trial.values[0] - objective.budget))[:SEED_SHAPES]
+        return refinement_design(
+            objective,
+            rescaled=rescaled,
+            shapes=[self.rescale(Allocation(trial.user_attrs["budgets"]), objective.budget) for trial in nearest],
+            trials=completed(self.study),
+            window=self.bench.method.window,
+            seed=self.plan.seed,
+        )
 
     # Test ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ import numpy.typing as npt
 
 from .pareto import contributions_2d, ideal_volumes, shells
 
+NOISE = 1e-12
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -52,10 +54,11 @@ def _volumes(losses: Floats, shell: Ints) -> Floats:
 def break_ties(score: Floats, signal: Floats) -> Floats:
     """Score losses (n,) made strictly finer by a signal (n,), higher = better.
 
-    Equal scores then differ by less than any gap between unequal ones. A NaN in the
-    signal counts as the worst of its tie.
+    Equal scores then differ by less than any gap between unequal ones. Scores closer than NOISE of their span count
+    as equal: sums of the same numbers in another order. A NaN in the signal counts as the worst of its tie.
     """
     distinct = np.unique(score)
-    gap = np.diff(distinct).min(initial=1.0)
+    gaps = np.diff(distinct)
+    gap = gaps[gaps > NOISE * np.ptp(score)].min(initial=1.0)
     _, rank = np.unique(-np.where(np.isnan(signal), -np.inf, signal), return_inverse=True)
     return score + gap * 0.5 * rank.reshape(-1) / len(score)

@@ -21,6 +21,7 @@ Decode = Callable[[dict[str, Any]], Sequence[float]]
 KnownObjective = Callable[[dict[str, Any]], float]
 
 CLAIM = "mosaic:claim"  # system attribute: the parameters a running trial was given, before it has set them
+LARGEST = 1e100  # signals beyond this are taken for none
 CLAIMS = 8  # proposals for one trial, at most, where other workers claim the same
 
 
@@ -72,8 +73,8 @@ class MosaicSampler(BaseSampler):
         n_generations: int = 12,
         n_observations: int = 600,
     ) -> None:
-        if seed < 0:
-            raise ValueError(f"seed must be at least 0, got {seed}")
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
         if n_startup_trials < 1:
             raise ValueError(f"n_startup_trials must be at least 1, got {n_startup_trials}")
         self._seed = seed
@@ -265,8 +266,9 @@ def _sign(study: Study) -> float:
 
 
 def _number(value: Any) -> float:
-    """A float from a user attribute; NaN for anything else."""
-    return float(value) if isinstance(value, int | float) else float("nan")
+    """A float from a user attribute; NaN for anything else, and for numbers too large to be squared."""
+    number = float(value) if isinstance(value, int | float | np.integer | np.floating) else float("nan")
+    return number if abs(number) < LARGEST else float("nan")
 
 
 def _record_origin(study: Study, trial: FrozenTrial, origin: str) -> None:

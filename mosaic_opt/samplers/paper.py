@@ -57,6 +57,8 @@ class PaperSampler(BaseSampler):
             return {}
         space = Space(search_space)
         units, kept = space.units([t.params for t in trials])
+        if not kept:
+            return {}
         values = losses([trials[i].values for i in kept], [d.name.lower() for d in study.directions])
         rng = np.random.default_rng([self._seed, earlier(other_trials(study, trial), trial)])
         return space.parameters(space.box.snap(_most_probable(units, shells(values) == 0, rng)[None]))[0]

@@ -294,16 +294,19 @@ def _target(losses: Floats, front: Ints, bounds: tuple[float, float], rng: np.ra
     order = front[np.lexsort(losses[front].T[::-1])]
     if losses.shape[1] != 2:
         return Target(order, None)
+    order = order[shells(losses[order]) == 0]  # the least violating of a study without feasible points are no front
     first, second = losses[order].T
     reach = REACH * (bounds[1] - bounds[0])
     step = (second[-2] if len(order) > 1 else losses[:, 1].max()) - second[-1]
     left, right = max(bounds[0], first[0] - reach), min(bounds[1], first[-1] + reach)
     first = np.concatenate([[left], first, [right]])
     second = np.concatenate([[losses[:, 1].max()], second, [second[-1] - step]])
-    areas = np.diff(first) * -np.diff(second)
-    if areas.sum() <= 0:
+    with np.errstate(over="ignore", invalid="ignore"):  # penalties as large as floats go
+        areas = np.diff(first) * -np.diff(second)
+        total = areas.sum()
+    if not 0 < total < np.inf:
         return Target(order, None)
-    gap = int(rng.choice(len(areas), p=areas / areas.sum()))
+    gap = int(rng.choice(len(areas), p=areas / total))
     return Target(order[max(0, gap - 2) : gap + 2], (first[gap], first[gap + 1]))
 
 

@@ -1,6 +1,7 @@
 """An Optuna search space as a box, and its rows as Optuna parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -56,14 +57,14 @@ class Space:
         ]
 
     def _row(self, configuration: Mapping[str, Any]) -> list[float] | None:
-        """Optuna's internal values, or None if a parameter is missing or not one of the choices."""
+        """Optuna's internal values, or None if a parameter is missing, no number or not one of the choices."""
         try:
             row = [configuration[name] for name in self.distributions]
             for j, distribution in self._categorical:
                 row[j] = distribution.to_internal_repr(row[j])
-        except (KeyError, ValueError):
+        except (KeyError, TypeError, ValueError):
             return None
-        return row
+        return row if all(isinstance(value, Real) for value in row) else None
 
     def check(self, parameters: Mapping[str, Any]) -> None:
         """Raise RuntimeError where a value lies outside its distribution; Optuna would silently redraw."""

@@ -111,16 +111,24 @@ def knapsack_path(gains: Floats, costs: Floats) -> npt.NDArray[np.int64]:
     Args:
         gains, costs: (d, levels), both rising along a row.
     """
-    d, levels = gains.shape
+    d = len(gains)
     current = np.zeros(d, dtype=np.int64)
     path = [current.copy()]
-    rows = np.arange(d)
-    while (current < levels - 1).any():
-        gained = gains - gains[rows, current][:, None]
-        spent = costs - costs[rows, current][:, None]
-        higher = np.arange(levels) > current[:, None]
-        rate = np.where(higher, gained / np.where(higher, spent, 1.0), -np.inf)
-        layer, level = np.unravel_index(int(rate.argmax()), rate.shape)
-        current[layer] = level
+    steps = [_steepest(gains[row], costs[row], 0) for row in range(d)]
+    while True:
+        row = max(range(d), key=lambda row: steps[row][0])
+        level = steps[row][1]
+        if level == 0:  # all are at the top
+            return np.array(path)
+        current[row] = level
         path.append(current.copy())
-    return np.array(path)
+        steps[row] = _steepest(gains[row], costs[row], level)
+
+
+def _steepest(gains: Floats, costs: Floats, level: int) -> tuple[float, int]:
+    """The step up from a level that gains most a cost: how much, and to which level; (-inf, 0) at the top."""
+    if level == len(gains) - 1:
+        return -np.inf, 0
+    rates = (gains[level + 1 :] - gains[level]) / (costs[level + 1 :] - costs[level])
+    best = int(rates.argmax())
+    return float(rates[best]), level + 1 + best

@@ -82,3 +82,11 @@ def test_no_infeasible_observation_is_good_before_a_feasible_one(seed, objective
     else:
         assert labels[violation == 0].all()
         assert violation[labels].max() <= violation[~labels].min()
+
+
+def test_scores_apart_by_rounding_alone_count_as_equal():
+    score = np.array([0.5, 0.5, 0.5, 0.5, 0.1 + 0.2, 0.3])
+    finer = break_ties(score, np.arange(6.0))
+    assert len(set(finer)) == 6
+    assert finer[4] > finer[5]
+    assert max(finer[4:]) < min(finer[:4])

@@ -357,7 +357,9 @@ def test_decoded_numbers_must_be_finite(name):
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
-        ("seed", -1, "seed must be at least 0, got -1"),
+        ("seed", -1, "seed must be a whole number of at least 0, got -1"),
+        ("seed", 1.5, "seed must be a whole number of at least 0, got 1.5"),
+        ("seed", None, "seed must be a whole number of at least 0, got None"),
         ("n_startup_trials", 0, "n_startup_trials must be at least 1, got 0"),
         ("exploration", 1.5, "exploration must lie between 0 and 1, got 1.5"),
         ("n_candidates", 15, "n_candidates must be at least 16, got 15"),
@@ -428,6 +430,36 @@ def test_scores_that_all_agree_leave_the_surrogate_something_to_propose(likely):
     )
     proposals = [study.ask(space).params for _ in range(5)]
     assert layers.apart(space, proposals) > 0
+
+
+def run_two(values, count, *, constraint=None, enqueue=()):
+    """A study of two floats and two losses with the sampler's own way from trial 10 on."""
+
+    def evaluate(trial):
+        x, y = trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1)
+        if constraint:
+            trial.set_constraint("c", constraint(x, y))
+        trial.set_user_attr("q", 1e200 * x)
+        return values(x, y)
+
+    study = optuna.create_study(directions=["minimize"] * 2, sampler=MosaicSampler(seed=1, signal="q"))
+    for params in enqueue:
+        study.enqueue_trial(params)
+    study.optimize(evaluate, n_trials=count, catch=(TypeError, ValueError))
+    return study
+
+
+def test_studies_without_a_feasible_point_or_with_huge_values_go_on():
+    infeasible = run_two(lambda x, y: (x, y), 25, constraint=lambda x, y: 1.0 if x + y < 1.99 else -1.0)
+    largest = sys.float_info.max
+    huge = run_two(lambda x, y: (largest, largest) if x > 0.8 else (x, y), 40)
+    for study in (infeasible, huge):
+        assert all(trial.state == TrialState.COMPLETE for trial in study.trials)
+
+
+def test_values_that_are_no_numbers_are_left_out():
+    study = run_two(lambda x, y: (x, y), 20, enqueue=[{"x": "abc", "y": 0.5}, {"x": [1], "y": 0.5}])
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL] * 2 + [TrialState.COMPLETE] * 18
 
 
 def test_eighty_layers():

@@ -123,3 +123,27 @@ def test_every_point_of_the_path_is_the_best_of_its_cost(seed):
         for other in every:
             if costs[rows, other].sum() <= cost + 1e-12:
                 assert gains[rows, other].sum() <= gain + 1e-9
+
+
+def slow_path(gains, costs):
+    """The greedy knapsack by its definition: every step of every row compared each time."""
+    point = [0] * len(gains)
+    path = [list(point)]
+    while True:
+        steps = [
+            (-(gains[row][to] - gains[row][at]) / (costs[row][to] - costs[row][at]), row, to)
+            for row, at in enumerate(point)
+            for to in range(at + 1, len(gains[row]))
+        ]
+        if not steps:
+            return path
+        _, row, to = min(steps)
+        point[row] = to
+        path.append(list(point))
+
+
+@given(seed=st.integers(0, 200), d=st.integers(1, 4), levels=st.integers(1, 5))
+def test_the_path_agrees_with_its_definition(seed, d, levels):
+    rng = np.random.default_rng(seed)
+    gains, costs = (np.cumsum(rng.integers(1, 4, size=(d, levels)), axis=1).astype(float) for _ in range(2))
+    assert knapsack_path(gains, costs).tolist() == slow_path(gains, costs)
