@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mosaic_opt import verbs
 from mosaic_opt.settings import UserError, one_line, require_choice
-from mosaic_opt.storage import hidden
+from mosaic_opt.storage import URL_VARIABLE, LockLost, hidden
 
 VERBS = {
     "search": (
@@ -103,7 +103,13 @@ def main() -> None:
 
 
 def _require_choices(arguments: list[str]) -> None:
-    """Raise ValueError for a name that a group of the configuration does not have; Hydra would list them all."""
+    """Raise ValueError for a name that a group of the configuration does not have, and for a grid's password."""
+    grid = {"-m", "--multirun"} & set(arguments)
+    if grid and any(argument.startswith("storage.url=") and hidden(argument) != argument for argument in arguments):
+        raise ValueError(
+            "storage.url of a grid must have no password, as a grid writes down its settings: "
+            f"put the URL into {URL_VARIABLE}"
+        )
     groups = [file.name for file in resources.files("mosaic_opt.conf").iterdir() if file.is_dir()]
     for argument in arguments:
         group, _, given = argument.partition("=")
@@ -149,12 +155,14 @@ def _reporting(job: Callable[[DictConfig], None], started: list[bool]) -> Callab
 
 def _is_users(error: Exception) -> bool:
     """Whether this is the user's to mend, not a fault of ours."""
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
     from torch import OutOfMemoryError
 
     from mosaic_opt.eviction import UnsupportedModel
 
-    kinds = (UserError, OmegaConfBaseException, OSError, MemoryError, OutOfMemoryError, UnsupportedModel)
-    return isinstance(error, kinds)
+    resources = (OSError, MemoryError, OutOfMemoryError, StorageInternalError, SQLAlchemyError, LockLost)
+    return isinstance(error, (UserError, OmegaConfBaseException, UnsupportedModel, *resources))
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:

@@ -14,8 +14,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import optuna
@@ -140,22 +141,30 @@ class Claims:
             with self._beating(trial):
                 values = evaluate(trial)
         except TrialPruned:
-            self.study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+            self._tell(trial.number, state=TrialState.PRUNED)
         except UpdateFinishedTrialError:
             pass  # this process was taken for dead; another has the trial's configuration
         except (OSError, StorageInternalError, SQLAlchemyError):  # a disk or a database, not this trial
             raise
         except Exception as error:
             trial.set_user_attr("error", str(error).strip() or type(error).__name__)
-            self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            self._tell(trial.number, state=TrialState.FAIL)
             return error
         except BaseException:
             with exclusive(self.study):
                 self._hand_on(self._stored(trial))
             raise
         else:
-            self.study.tell(trial, values, skip_if_finished=True)
+            self._tell(trial.number, values=values)
+            stored = self._stored(trial)
+            if stored.state == TrialState.FAIL and not stored.user_attrs.get("interrupted"):
+                return ValueError(f"a trial's values must be numbers; got {values!r}")
         return None
+
+    def _tell(self, number: int, **end: Any) -> None:
+        """End a trial, unless it has ended."""
+        with suppress(UpdateFinishedTrialError):  # between Optuna's look and its writing, or an answer was lost
+            self.study.tell(number, **end, skip_if_finished=True)
 
     @contextmanager
     def _beating(self, trial: Trial) -> Iterator[None]:
@@ -166,7 +175,10 @@ class Claims:
             count = 0
             while not ended.wait(BEAT_SECONDS):
                 count += 1
-                trial.set_user_attr("beat", count)
+                try:
+                    trial.set_user_attr("beat", count)
+                except UpdateFinishedTrialError:
+                    return
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -203,13 +215,15 @@ class Claims:
 
     def _hand_on(self, trial: FrozenTrial) -> None:
         """End a running trial as interrupted; if its parameters are known, one like it waits for the next process."""
+        try:
+            self.study._storage.set_trial_user_attr(trial._trial_id, "interrupted", True)
+        except UpdateFinishedTrialError:  # it has come to its end meanwhile
+            return
         repeated = {other.user_attrs.get("retry_of") for other in self.study.get_trials(deepcopy=False)}
         if trial.params.keys() == self.space.keys() and trial.number not in repeated:
             kept = {key: trial.user_attrs[key] for key in KEPT if key in trial.user_attrs}
             self.study.add_trial(waiting_trial(self.space, trial.params, **kept, retry_of=trial.number))
-        storage = self.study._storage
-        storage.set_trial_user_attr(trial._trial_id, "interrupted", True)
-        self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        self._tell(trial.number, state=TrialState.FAIL)
 
     def _stored(self, trial: Trial) -> FrozenTrial:
         return self.study._storage.get_trial(trial._trial_id)
@@ -223,7 +237,8 @@ def this_process() -> tuple[str, int, float]:
 @lru_cache(1)
 def _process(pid: int) -> tuple[str, int, float]:
     try:
-        inside = os.readlink("/proc/self/ns/pid")  # process ids mean nothing outside
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()  # hosts may share a name
+        inside = f"{boot} {os.readlink('/proc/self/ns/pid')}"  # process ids mean nothing outside
     except OSError:
         inside = ""
     return f"{socket.gethostname()} {inside}".strip(), pid, _started(pid)

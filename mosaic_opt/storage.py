@@ -32,7 +32,10 @@ CONNECT_SECONDS = 10
 URL_VARIABLE = "MOSAIC_STORAGE_URL"
 KINDS = "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE or journal:///FILE"
 _PAUSES = (0.5, 1, 2, 4, 8, 15)  # seconds between attempts; the last one again and again
-_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s@/]*@")
+_PASSWORDS = (  # before the last @ of a URL, and in its query
+    (re.compile(r"(?<=://)([^\s:/@'\"]*):[^\s'\"]*@"), r"\1:***@"),
+    (re.compile(r"([?&](?:ssl)?password=)[^&\s'\"]*"), r"\1***"),
+)
 # SQLSTATE classes and codes of a server that is down, starting, stopping or unreachable
 _AWAY_STATES = ("08", "57P")
 
@@ -154,7 +157,9 @@ def open_storage(url: str) -> SharedStorage:
 
 def hidden(text: str) -> str:
     """A text with the password of every URL in it replaced."""
-    return _PASSWORD.sub(r"\1:***@", text)
+    for pattern, shown in _PASSWORDS:
+        text = pattern.sub(shown, text)
+    return text
 
 
 def is_away(error: BaseException | None) -> bool:
@@ -206,6 +211,8 @@ def _journal(url: str, path: Path) -> SharedStorage:
 
 
 def _postgresql(url: str) -> SharedStorage:
+    if re.search(r"[\s'\"]", url) or url.count("@") > 1:  # where a password in it would end could not be told
+        raise ValueError("storage.url must have no spaces or quotes and one @: write %20, %27, %22 or %40")
     address = sqlalchemy.make_url(url).set(drivername="postgresql+psycopg")
     options = {"pool_pre_ping": True, "pool_size": 2, "connect_args": {"connect_timeout": CONNECT_SECONDS}}
     engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool, connect_args=options["connect_args"])

@@ -214,13 +214,22 @@ def _created(
 
 
 def parts_of(storage: BaseStorage, name: str) -> list[str]:
-    """The name of a search's study, then those of its further stages and splits."""
-    others = [other for other in optuna.get_all_study_names(storage) if other.startswith(f"{name}-")]
-    return [name, *sorted(other for other in others if re.fullmatch(_PART, other.removeprefix(name)))]
+    """The name of a search's study, then those of its further stages and splits: so named, and of that stage."""
+    others = {other: part_stage(name, other) for other in optuna.get_all_study_names(storage)}
+    named = sorted(other for other, stage in others.items() if stage)
+    return [name, *(other for other in named if load_study(storage, other).user_attrs.get("stage") == others[other])]
+
+
+def part_stage(name: str, other: str) -> str | None:
+    """The stage (selection, test or refine) of the search `name` that a study's other name stands for, if any."""
+    match = re.fullmatch(_PART, other.removeprefix(name)) if other.startswith(name) else None
+    return match[1].partition("-")[0] if match else None
 
 
 def require_copyable(storage: BaseStorage, name: str, new: str) -> None:
-    """Raise ValueError if a search's new name is taken, or its trials are running."""
+    """Raise ValueError if a search's new name is taken or that of a part of it, or its trials are running."""
+    if part_stage(name, new):
+        raise ValueError(f"to must not be the name of a part of {name!r}; got {new!r}")
     taken = set(optuna.get_all_study_names(storage))
     for part in parts_of(storage, name):
         if new + part.removeprefix(name) in taken:
@@ -230,9 +239,9 @@ def require_copyable(storage: BaseStorage, name: str, new: str) -> None:
 
 
 def copy_search(storage: BaseStorage, name: str, new: str) -> None:
-    """Copy a search's studies under a new name; raises as `require_copyable`."""
+    """Copy a search's studies under a new name, its own last; raises as `require_copyable`."""
     require_copyable(storage, name, new)
-    for part in parts_of(storage, name):
+    for part in reversed(parts_of(storage, name)):
         optuna.copy_study(
             from_study_name=part,
             from_storage=storage,
@@ -243,6 +252,9 @@ def copy_search(storage: BaseStorage, name: str, new: str) -> None:
 
 def delete_search(storage: BaseStorage, name: str) -> None:
     """Delete a search's studies, its own last, so that what was begun can be done again."""
+    study = load_study(storage, name)
+    if "finished" in study.user_attrs:  # no longer, whenever this ends
+        study.set_user_attr("finished", [])
     for part in reversed(parts_of(storage, name)):
         optuna.delete_study(study_name=part, storage=storage)
 

@@ -229,3 +229,20 @@ def test_workers_that_are_killed(kind, tmp_path, request):
         time.sleep(0.2)
     assert [process.exitcode for process in workers] == [0, 0, 0]
     check(url, total)
+
+
+def test_values_that_are_no_numbers_fail_and_end_the_work(url):
+    study = study_of(url)
+    with pytest.raises(ValueError, match="values must be numbers; got nan"):
+        Claims(study, SPACE).work(lambda t: float("nan"), need=up_to(1), fresh=next_point)
+    assert len(study.trials) == claims.FAILURES
+
+
+def test_a_trial_that_ended_meanwhile_is_not_handed_on(url):
+    study = study_of(url)
+    study.add_trial(waiting_trial(SPACE, {"a": 1, "b": 1}))
+    trial = study.ask(SPACE)
+    seen = study.trials[0]
+    study.tell(trial, 1.0)
+    Claims(study, SPACE)._hand_on(seen)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE]

@@ -486,7 +486,10 @@ def test_no_password_is_shown_or_stored(capfd, tmp_path, postgres, monkeypatch):
     common = [*SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=4", "refine_trials=1"]
     texts = []
     monkeypatch.setenv("MOSAIC_STORAGE_URL", url)
-    for arguments in (["-m", f"storage.url={url}"], ["storage=postgresql", "workers=2", "trials=6"]):
+    code, _, err = run(capfd, "search", "-m", f"storage.url={url}", *common)
+    assert code == 2
+    assert "put the URL into MOSAIC_STORAGE_URL" in err
+    for arguments in (["-m", "storage=postgresql"], ["storage=postgresql", "workers=2", "trials=6"]):
         code, out, err = run(capfd, "search", *arguments[:1], *common, *arguments[1:])
         assert code == 0, err
         texts += [out, err]

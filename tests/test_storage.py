@@ -242,3 +242,18 @@ def test_passwords_are_hidden_wherever_they_stand():
     assert "w%40rd" not in shown
     assert "postgresql://me:***@h/d" in shown
     assert Path(shown).name.endswith("a")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:sla/secret@h/d", "postgresql://u:s@secret@h/d", "postgresql://h/d?user=u&password=secret",
+        "postgresql://h/d?sslpassword=secret&x=1", "postgresql://u:a secret@h/d",
+    ],
+)  # fmt: skip
+def test_passwords_of_any_form_are_hidden(url):
+    if " " not in url:
+        assert "secret" not in hidden(f"a {url} b")
+    with pytest.raises(ValueError, match="storage") as caught:
+        open_storage(url)
+    assert "secret" not in str(caught.value)

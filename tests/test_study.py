@@ -14,7 +14,10 @@ from mosaic_opt.study import (
     Plan,
     check_fingerprint,
     completed,
+    copy_search,
+    delete_search,
     open_study,
+    parts_of,
     run_trials,
     stored_study,
 )
@@ -240,3 +243,15 @@ def test_plans_that_cannot_be_met():
 def test_parameter_names_sort_like_layers():
     assert parameter_names("layer", 3) == ["layer_00", "layer_01", "layer_02"]
     assert parameter_names("layer", 101)[-1] == "layer_100"
+
+
+def test_studies_that_only_look_like_parts_are_left_alone(tmp_path):
+    storage = open_storage(f"sqlite:///{tmp_path}/s.db")
+    for name, stage in [("n", "search"), ("n-test", "test"), ("n-selection", "search"), ("n-test-test", "test")]:
+        optuna.create_study(study_name=name, storage=storage).set_user_attr("stage", stage)
+    assert parts_of(storage, "n") == ["n", "n-test"]
+    with pytest.raises(ValueError, match="part of 'n'"):
+        copy_search(storage, "n", "n-refine-64-abcdef")
+    copy_search(storage, "n", "m")
+    delete_search(storage, "n")
+    assert set(optuna.get_all_study_names(storage)) == {"n-selection", "n-test-test", "m", "m-test"}
