@@ -375,7 +375,7 @@ class Search:
         taken = inspect.signature(getattr(self.sampler, "func", self.sampler)).parameters
         try:
             return self.sampler(**{key: value for key, value in offered.items() if key in taken})
-        except TypeError as error:  # a setting of the sampler's that it does not know or cannot use
+        except (TypeError, ValueError) as error:  # a setting of the sampler's that it does not know or cannot use
             raise ValueError(f"sampler cannot be made from its settings: {error}") from error
 
     def _open(
