@@ -25,6 +25,7 @@ from pathlib import Path
 import optuna
 from optuna.trial import TrialState
 
+from mosaic_opt.report.baseline import markdown
 from mosaic_opt.report.result import result
 from mosaic_opt.storage import open_storage
 from mosaic_opt.study import completed, copy_search, decided, load_study, parts_of
@@ -65,10 +66,9 @@ def main() -> None:
                 if server:
                     server.remove()
         print(json.dumps(rows[-1]), flush=True)
-    text = [f"`{' '.join(['python -m analysis.faults', *sys.argv[1:]])}`", "", " | ".join(COLUMNS).join(("| ", " |"))]
-    text += ["| " + " | ".join(["---"] * len(COLUMNS)) + " |"]
-    text += ["| " + " | ".join(str(row[column]) for column in COLUMNS) + " |" for row in rows]
-    options.output.write_text("\n".join(text) + "\n", encoding="utf-8")
+    command = " ".join(["python -m analysis.faults", *sys.argv[1:]])
+    table = markdown(COLUMNS, [[str(row[column]) for column in COLUMNS] for row in rows])
+    options.output.write_text(f"`{command}`\n\n{table}", encoding="utf-8")
 
 
 class Storm:

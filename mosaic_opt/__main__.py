@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mosaic_opt import verbs
 from mosaic_opt.settings import UserError, one_line, require_choice
-from mosaic_opt.storage import URL_VARIABLE, LockLost, hidden
+from mosaic_opt.urls import URL_VARIABLE, hidden
 
 VERBS = {
     "search": (
@@ -73,6 +73,7 @@ def main() -> None:
         return
     try:
         _require_choices(arguments[1:])
+        _require_no_password(arguments[1:])
     except ValueError as error:
         _fail(str(error))
     sys.argv = [f"mosaic {verb}", *arguments[1:]]
@@ -103,19 +104,23 @@ def main() -> None:
 
 
 def _require_choices(arguments: list[str]) -> None:
-    """Raise ValueError for a name that a group of the configuration does not have, and for a grid's password."""
-    grid = {"-m", "--multirun"} & set(arguments)
-    if grid and any(argument.startswith("storage.url=") and hidden(argument) != argument for argument in arguments):
-        raise ValueError(
-            "storage.url of a grid must have no password, as a grid writes down its settings: "
-            f"put the URL into {URL_VARIABLE}"
-        )
+    """Raise ValueError for a name that a group of the configuration does not have; Hydra would list them all."""
     groups = [file.name for file in resources.files("mosaic_opt.conf").iterdir() if file.is_dir()]
     for argument in arguments:
         group, _, given = argument.partition("=")
         if group in groups and re.fullmatch(r"[\w.,-]+", given):
             for name in given.split(","):
                 require_choice(group, name)
+
+
+def _require_no_password(arguments: list[str]) -> None:
+    """Raise ValueError for a password among a grid's settings, which Hydra writes into a file."""
+    grid = {"-m", "--multirun"} & set(arguments)
+    if grid and any(argument.startswith("storage.url=") and hidden(argument) != argument for argument in arguments):
+        raise ValueError(
+            "storage.url of a grid must have no password, as a grid writes down its settings: "
+            f"put the URL into {URL_VARIABLE}"
+        )
 
 
 class _Discreet:
@@ -160,6 +165,7 @@ def _is_users(error: Exception) -> bool:
     from torch import OutOfMemoryError
 
     from mosaic_opt.eviction import UnsupportedModel
+    from mosaic_opt.storage import LockLost
 
     resources = (OSError, MemoryError, OutOfMemoryError, StorageInternalError, SQLAlchemyError, LockLost)
     return isinstance(error, (UserError, OmegaConfBaseException, UnsupportedModel, *resources))

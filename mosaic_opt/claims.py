@@ -155,16 +155,16 @@ class Claims:
                 self._hand_on(self._stored(trial))
             raise
         else:
-            self._tell(trial.number, values=values)
-            stored = self._stored(trial)
-            if stored.state == TrialState.FAIL and not stored.user_attrs.get("interrupted"):
+            told = self._tell(trial.number, values=values)
+            if told and told.state == TrialState.FAIL and not told.user_attrs.get("interrupted"):
                 return ValueError(f"a trial's values must be numbers; got {values!r}")
         return None
 
-    def _tell(self, number: int, **end: Any) -> None:
-        """End a trial, unless it has ended."""
+    def _tell(self, number: int, **end: Any) -> FrozenTrial | None:
+        """End a trial, unless it has ended; gives it as it is then, None if that was while this looked."""
         with suppress(UpdateFinishedTrialError):  # between Optuna's look and its writing, or an answer was lost
-            self.study.tell(number, **end, skip_if_finished=True)
+            return self.study.tell(number, **end, skip_if_finished=True)
+        return None
 
     @contextmanager
     def _beating(self, trial: Trial) -> Iterator[None]:

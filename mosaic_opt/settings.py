@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mosaic_opt.model import ModelSource
-from mosaic_opt.storage import KINDS, URL_VARIABLE, hidden
+from mosaic_opt.urls import KINDS, URL_VARIABLE, hidden
 
 if TYPE_CHECKING:
     from mosaic_opt.stages import Bench

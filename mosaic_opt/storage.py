@@ -26,16 +26,12 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, Jou
 from optuna.trial import FrozenTrial
 from sqlalchemy.exc import SQLAlchemyError
 
+from mosaic_opt.urls import KINDS, hidden
+
 BUSY_SECONDS = 60  # how long a process waits for another to finish with the database
 PATIENCE_SECONDS = 600  # how long a database server may be away
 CONNECT_SECONDS = 10
-URL_VARIABLE = "MOSAIC_STORAGE_URL"
-KINDS = "sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE or journal:///FILE"
 _PAUSES = (0.5, 1, 2, 4, 8, 15)  # seconds between attempts; the last one again and again
-_PASSWORDS = (  # before the last @ of a URL, and in its query
-    (re.compile(r"(?<=://)([^\s:/@'\"]*):[^\s'\"]*@"), r"\1:***@"),
-    (re.compile(r"([?&](?:ssl)?password=)[^&\s'\"]*"), r"\1***"),
-)
 # SQLSTATE classes and codes of a server that is down, starting, stopping or unreachable
 _AWAY_STATES = ("08", "57P")
 
@@ -153,13 +149,6 @@ def open_storage(url: str) -> SharedStorage:
     except (OSError, sqlite3.Error, SQLAlchemyError, StorageInternalError, ImportError, RuntimeError) as error:
         raise ValueError(f"storage {hidden(url)} cannot be opened for writing: {reason(error)}") from error
     raise ValueError(f"storage.url must be {KINDS}; got {hidden(url)!r}")
-
-
-def hidden(text: str) -> str:
-    """A text with the password of every URL in it replaced."""
-    for pattern, shown in _PASSWORDS:
-        text = pattern.sub(shown, text)
-    return text
 
 
 def is_away(error: BaseException | None) -> bool:

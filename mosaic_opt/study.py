@@ -184,38 +184,32 @@ def open_study(
         FingerprintMismatch: if a study of this name was made from something else.
     """
     with exclusive_by_name(storage, name):
-        return _created(storage, name, objective, fingerprint, user_attrs, sampler)
-
-
-def _created(
-    storage: BaseStorage,
-    name: str,
-    objective: Any,
-    fingerprint: dict[str, Any],
-    user_attrs: dict[str, Any],
-    sampler: BaseSampler,
-) -> optuna.Study:
-    study = optuna.create_study(
-        study_name=name,
-        storage=storage,
-        sampler=sampler,
-        directions=list(objective.directions),
-        load_if_exists=True,
-    )
-    check_fingerprint(study, fingerprint)
-    wanted = {**user_attrs, "fingerprint": fingerprint, "versions": versions()}
-    for key, value in wanted.items():
-        if key not in study.user_attrs:
-            study.set_user_attr(key, value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.set_metric_names(list(objective.metric_names))
+        study = optuna.create_study(
+            study_name=name,
+            storage=storage,
+            sampler=sampler,
+            directions=list(objective.directions),
+            load_if_exists=True,
+        )
+        check_fingerprint(study, fingerprint)
+        wanted = {**user_attrs, "fingerprint": fingerprint, "versions": versions()}
+        for key, value in wanted.items():
+            if key not in study.user_attrs:
+                study.set_user_attr(key, value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(list(objective.metric_names))
     return study
 
 
-def parts_of(storage: BaseStorage, name: str) -> list[str]:
-    """The name of a search's study, then those of its further stages and splits: so named, and of that stage."""
-    others = {other: part_stage(name, other) for other in optuna.get_all_study_names(storage)}
+def parts_of(storage: BaseStorage, name: str, names: Iterable[str] | None = None) -> list[str]:
+    """The name of a search's study, then those of its further stages and splits: so named, and of that stage.
+
+    Args:
+        names: of all studies, where the caller has them already.
+    """
+    names = optuna.get_all_study_names(storage) if names is None else names
+    others = {other: part_stage(name, other) for other in names}
     named = sorted(other for other, stage in others.items() if stage)
     return [name, *(other for other in named if load_study(storage, other).user_attrs.get("stage") == others[other])]
 

@@ -30,7 +30,7 @@ from mosaic_opt.settings import (
     storage_url,
     user_errors,
 )
-from mosaic_opt.storage import hidden
+from mosaic_opt.urls import hidden
 
 if TYPE_CHECKING:
     from mosaic_opt.stages import Bench

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mosaic_opt.storage import URL_VARIABLE, hidden
+from mosaic_opt.urls import URL_VARIABLE, hidden
 
 ENDING_SECONDS = 10  # that a worker has to put its trial back, each time it is asked to end
 ATTEMPTS = 3

@@ -14,7 +14,8 @@ import pytest
 import sqlalchemy
 from optuna.trial import TrialState, create_trial
 
-from mosaic_opt.storage import LockLost, SharedStorage, hidden, is_away, open_storage
+from mosaic_opt.storage import LockLost, SharedStorage, is_away, open_storage
+from mosaic_opt.urls import hidden
 from tests.postgres import PASSWORD
 
 KINDS = ("sqlite", "journal", "postgresql")

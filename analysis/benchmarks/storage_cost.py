@@ -21,18 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 
 import optuna
-from optuna.distributions import IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from mosaic_opt.claims import Claims, waiting_trial
-from mosaic_opt.objective import LevelObjective, attributes, parameter_names
+from mosaic_opt.objective import LevelObjective, attributes
 from mosaic_opt.storage import open_storage
-from mosaic_opt.study import completed, decided, run_trials
+from mosaic_opt.study import completed, run_trials
 from tests.postgres import Server
 
 LEVELS = (32, 64, 128, 192, 256, 384, 512)
@@ -118,7 +115,7 @@ def overhead(url: str, trials: int, layers: int) -> tuple[float, float]:
 
 
 def rate(url: str, count: int, layers: int) -> float:
-    """Trials a second of `count` processes, between the first tenth and the end of their trials."""
+    """Trials a second of `count` processes, from the end of the first third of their trials on."""
     total = 30 * count
     context = multiprocessing.get_context("spawn")
     study = optuna.create_study(
@@ -166,22 +163,18 @@ def resumption(url: str, layers: int) -> float:
 
 def resume(url: str, layers: int) -> None:
     """Print the seconds until an evaluation begins; imports are over, and the sampler only draws at random."""
+    objective = objective_of(layers)
+    measure, begun = objective.measure, []
+
+    def timed(allocation):
+        begun.append(time.perf_counter())
+        return measure(allocation)
+
+    objective.measure = timed
     start = time.perf_counter()
     study = optuna.load_study(study_name="s", storage=open_storage(url), sampler=Proposer())
-    space = dict.fromkeys(parameter_names("layer", layers), IntDistribution(0, len(LEVELS) - 1))
-    seconds: list[float] = []
-
-    def begun(trial):
-        seconds.append(time.perf_counter() - start)
-        return 0.0, 0.0
-
-    def fresh(trials: Sequence[optuna.trial.FrozenTrial]) -> optuna.trial.FrozenTrial:
-        params, origin = study.sampler.propose(study, space)
-        return waiting_trial(space, params, origin=origin)
-
-    Claims(study, space).work(begun, need=lambda trials: "done" if seconds else "begin", fresh=fresh)
-    assert len(decided(study)) == STORED + 1
-    print(json.dumps(seconds[0]))
+    run_trials(study, objective, total=STORED + 1, design=[], after=lambda _: None)
+    print(json.dumps(begun[0] - start))
 
 
 if __name__ == "__main__":

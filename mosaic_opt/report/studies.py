@@ -22,14 +22,15 @@ def study_rows(storage: BaseStorage) -> list[dict[str, Any]]:
         `best_score` of stage 1 on the calibration examples and `best_budget`, its mean; `seconds` since something was
         last begun or ended, None where nothing was.
     """
-    names = set(optuna.get_all_study_names(storage))
-    derived = {part for name in names for part in parts_of(storage, name)[1:]}
-    rows = [_row(storage, name) for name in sorted(names - derived)]
+    names = sorted(optuna.get_all_study_names(storage))
+    parts = {name: parts_of(storage, name, names) for name in names}
+    derived = {part for own in parts.values() for part in own[1:]}
+    rows = [_row(storage, parts[name]) for name in names if name not in derived]
     return sorted(rows, key=lambda row: (row["seconds"] is None, row["seconds"] or 0.0))
 
 
-def _row(storage: BaseStorage, name: str) -> dict[str, Any]:
-    main, *others = [load_study(storage, part) for part in parts_of(storage, name)]
+def _row(storage: BaseStorage, parts: list[str]) -> dict[str, Any]:
+    main, *others = [load_study(storage, part) for part in parts]
     trials: dict[str | None, list[FrozenTrial]] = defaultdict(list)
     for study in (main, *others):
         trials[study.user_attrs.get("stage")] += study.get_trials(deepcopy=False)
@@ -40,7 +41,7 @@ def _row(storage: BaseStorage, name: str) -> dict[str, Any]:
     best = max(scored, key=lambda trial: (trial.user_attrs["score"], -trial.user_attrs["mean_budget"]), default=None)
     config = main.user_attrs.get("config", {})
     return {
-        "study": name,
+        "study": main.study_name,
         **{group: _named(config.get(group)) for group in ("model", "task", "eviction")},
         "stage": _stage(main, trials),
         "done": states[TrialState.COMPLETE] + states[TrialState.PRUNED],

@@ -21,8 +21,8 @@ Decode = Callable[[dict[str, Any]], Sequence[float]]
 KnownObjective = Callable[[dict[str, Any]], float]
 
 CLAIM = "mosaic:claim"  # system attribute: the parameters a running trial was given, before it has set them
-LARGEST = 1e100  # signals beyond this are taken for none
 CLAIMS = 8  # proposals for one trial, at most, where other workers claim the same
+LARGEST = 1e100  # signals beyond this are taken for none
 
 
 class MosaicSampler(BaseSampler):
