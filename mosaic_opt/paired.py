@@ -27,6 +27,8 @@ def shrunk(scores: npt.ArrayLike, reference: npt.ArrayLike) -> Floats:
     if measured.ndim != 2 or not measured.size:
         raise ValueError(f"scores must have shape (candidates, examples), both at least 1; got {measured.shape}")
     k, n = measured.shape
+    if np.shape(reference) != (n,):
+        raise ValueError(f"reference must have shape ({n},), one an example, got {np.shape(reference)}")
     all_gained = float((measured - np.asarray(reference, dtype=float)).mean())
     deviations = measured - measured.mean(axis=0)
     means = deviations.mean(axis=1)
@@ -49,6 +51,9 @@ def hopeless(scores: npt.ArrayLike, rival: npt.ArrayLike, examples: int) -> bool
         rival: (m,) of the rival on the same.
         examples: number of all examples, at least m.
     """
+    if np.ndim(scores) != 1 or np.shape(scores) != np.shape(rival) or np.size(scores) > examples:
+        shapes = f"{np.shape(scores)} and {np.shape(rival)}"
+        raise ValueError(f"scores and rival must have the same length, at most {examples}, got shapes {shapes}")
     differences = np.asarray(scores, dtype=float) - np.asarray(rival, dtype=float)
     m, left = len(differences), examples - len(differences)
     mean = differences.sum() / (m + 1)

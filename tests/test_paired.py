@@ -73,3 +73,12 @@ def test_hopeless_candidates_hardly_ever_win_in_the_end():
             wrong += scores[0].sum() > rival.sum()
     assert stopped > 200
     assert wrong / stopped < 0.02
+
+
+def test_scores_of_other_examples_are_refused():
+    with pytest.raises(ValueError, match=r"reference must have shape \(2,\), one an example, got \(3,\)"):
+        shrunk([[1.0, 0.0]], [0.0, 0.0, 1.0])
+    with pytest.raises(ValueError, match=r"same length, at most 2, got shapes \(3,\) and \(3,\)"):
+        hopeless(np.zeros(3), np.ones(3), 2)
+    with pytest.raises(ValueError, match=r"same length, at most 9, got shapes \(3,\) and \(1,\)"):
+        hopeless(np.zeros(3), [1.0], 9)

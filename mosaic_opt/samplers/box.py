@@ -16,13 +16,17 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Box:
-    """Columns (d,): inclusive bounds, step (0 = continuous), log scale, nominal (values are indices)."""
+    """Columns (d,): inclusive bounds, step (0 = continuous), log scale, nominal (values are indices).
+
+    pinned: units (d,) that snapped rows have in any case, NaN where they are free; None: all are.
+    """
 
     low: Floats
     high: Floats
     step: Floats
     log: npt.NDArray[np.bool_]
     nominal: npt.NDArray[np.bool_]
+    pinned: Floats | None = None
 
     def __post_init__(self) -> None:
         if not np.all(self.low <= self.high):
@@ -37,10 +41,11 @@ class Box:
 
     @cached_property
     def levels(self) -> Floats:
-        """Number of distinct values a column (d,), infinite where continuous."""
+        """Number of distinct values a column (d,), infinite where continuous, 1 where pinned."""
         span = self.high - self.low
         safe = np.where(self.step > 0, self.step, 1.0)
-        return np.where(self.step > 0, np.round(span / safe) + 1, np.where(span > 0, np.inf, 1.0))
+        levels = np.where(self.step > 0, np.round(span / safe) + 1, np.where(span > 0, np.inf, 1.0))
+        return levels if self.pinned is None else np.where(np.isnan(self.pinned), levels, 1.0)
 
     @property
     def size(self) -> float:
@@ -72,8 +77,9 @@ class Box:
         return np.where(high > low, (scale - low) / width, 0.5)
 
     def snap(self, units: Floats) -> Floats:
-        """Units (n, d) moved to the middle of the slice in which they lie."""
-        return self.units(self.values(units))
+        """Units (n, d) moved to the middle of the slice in which they lie, and to where they are pinned."""
+        snapped = self.units(self.values(units))
+        return snapped if self.pinned is None else np.where(np.isnan(self.pinned), snapped, self.pinned)
 
     def features(self, units: Floats) -> Floats:
         """Snapped units (n, k) with every nominal column replaced by one column a choice."""

@@ -6,6 +6,7 @@ import numpy.typing as npt
 from .pareto import contributions_2d, ideal_volumes, shells
 
 NOISE = 1e-12
+BEYOND = 0.1  # how far beyond the finite losses an infinite one is taken to lie, in ranges of these
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -49,6 +50,18 @@ def _volumes(losses: Floats, shell: Ints) -> Floats:
     scaled = (losses[shell] - losses.min(axis=0)) / np.where(span > 0, span, 1.0)
     reference = [1.1] * losses.shape[1]
     return contributions_2d(scaled, reference) if losses.shape[1] == 2 else ideal_volumes(scaled, reference)
+
+
+def bounded(losses: Floats) -> Floats:
+    """Losses (n, m) whose infinities lie just beyond the finite values of their objective."""
+    values = losses.copy()
+    for column in values.T:
+        finite = column[np.isfinite(column)]
+        low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
+        with np.errstate(over="ignore"):
+            margin = BEYOND * (high - low) or 1.0
+            column[np.isinf(column)] = np.nan_to_num(np.clip(column, low - margin, high + margin))[np.isinf(column)]
+    return values
 
 
 def break_ties(score: Floats, signal: Floats) -> Floats:

@@ -11,7 +11,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from .labels import break_ties
+from .labels import bounded, break_ties
 from .pareto import losses
 from .proposal import Description, Observations, Proposer, Taken
 from .space import Space, shared_space
@@ -35,8 +35,11 @@ class MosaicSampler(BaseSampler):
     while an untried one can be found. Running and enqueued trials are pending: they count as if they had
     given what the surrogate expects of them, are bad examples for the classifier, and nothing close to them is
     proposed; two workers that come upon the same point at the same moment both think again. Trials that
-    violate a constraint (see `Trial.set_constraint`) come after all feasible ones. The user attribute `origin`
-    of each trial says where its proposal came from: lhs, surrogate, classifier or random.
+    violate a constraint (see `Trial.set_constraint`) come after all feasible ones; an infinite value counts as
+    one just beyond the finite ones. What a trial was enqueued with stays as it is and the rest is proposed to go
+    with it. Parameters that only some trials have are drawn at random; where there are any, the others may come
+    again. The user attribute `origin` of each trial says where its proposal came from: lhs, surrogate, classifier
+    or random.
 
     Args:
         seed: at least 0.
@@ -103,7 +106,7 @@ class MosaicSampler(BaseSampler):
         """Plain Python values for every parameter of the space."""
         if not search_space:
             return {}
-        space, describe = self._described(study, search_space)
+        space, describe = self._described(study, search_space, trial.system_attrs.get("fixed_params", {}))
         trials = other_trials(study, trial)
         count = earlier(trials, trial)
         rng = np.random.default_rng([self._seed, count])
@@ -129,7 +132,7 @@ class MosaicSampler(BaseSampler):
         What `sample_relative` would give the study's next trial, for callers who see to it that one process at a time
         proposes and adds.
         """
-        space, describe = self._described(study, search_space)
+        space, describe = self._described(study, search_space, {})
         trials = other_trials(study)
         units, seen = _stored(space, trials)
         rng = np.random.default_rng([self._seed, len(trials)])
@@ -161,16 +164,23 @@ class MosaicSampler(BaseSampler):
         """Snapped units (d,) for a trial with `count` earlier ones, given the trials seen, and their origin."""
         described = describe(units)
         pending = [i for i, t in enumerate(seen) if not t.state.is_finished()]
-        taken = Taken(frozenset(described.keys), units[pending], described.take(pending))
-        usable = [i for i, t in enumerate(seen) if t.state == TrialState.COMPLETE and np.isfinite(t.values).all()]
+        # further parameters make equal rows different configurations
+        whole = all(t.params.keys() <= describe.space.distributions.keys() for t in seen)
+        taken = Taken(frozenset(described.keys if whole else ()), units[pending], described.take(pending))
+        usable = [i for i, t in enumerate(seen) if t.state == TrialState.COMPLETE and not np.isnan(t.values).any()]
         if len(usable) < self._n_startup_trials:
             return self._startup(describe, taken, count, rng)
         observed = self._observe(study, described.take(usable), units[usable], [seen[i] for i in usable])
         return self._proposer.propose(observed, describe, taken, describe.space.box, rng, explore=explore)
 
-    def _described(self, study: Study, search_space: Mapping[str, BaseDistribution]) -> tuple[Space, "_Describer"]:
+    def _described(
+        self, study: Study, search_space: Mapping[str, BaseDistribution], fixed: Mapping[str, Any]
+    ) -> tuple[Space, "_Describer"]:
+        """The space, and the describer of the part of it where some parameters are fixed."""
+        if self._known_objective is not None and len(study.directions) < 2:
+            raise ValueError(f"known_objective needs a study of at least 2 objectives, got {len(study.directions)}")
         space = Space(dict(search_space))
-        return space, _Describer(space, self._decode, self._known_objective, _sign(study))
+        return space, _Describer(space.pinned(fixed), self._decode, self._known_objective, _sign(study))
 
     def _startup(
         self, describe: "_Describer", taken: Taken, count: int, rng: np.random.Generator
@@ -188,7 +198,7 @@ class MosaicSampler(BaseSampler):
         self, study: Study, description: Description, units: Floats, trials: Sequence[FrozenTrial]
     ) -> Observations:
         """The usable trials as arrays in an order that does not depend on their numbers."""
-        values = losses([t.values for t in trials], [d.name.lower() for d in study.directions])
+        values = bounded(losses([t.values for t in trials], [d.name.lower() for d in study.directions]))
         signal = np.array([_number(t.user_attrs.get(self._signal or "")) for t in trials])
         violation = np.array([sum(max(0.0, c) for c in t.constraints.values()) for t in trials])
         order = np.lexsort((signal, violation, *values.T, *units.T, *description.features.T))
@@ -226,11 +236,19 @@ class _Describer:
         new = {key: i for i, key in enumerate(keys) if key not in self._memory}
         parameters = self.space.parameters(units[list(new.values())])
         for key, configuration in zip(new, parameters, strict=True):
-            vector = np.empty(0) if self._decode is None else self._decode(configuration)
-            known = 0.0 if self._known_objective is None else self._sign * self._known_objective(configuration)
-            if not (np.isfinite(vector).all() and np.isfinite(known)):
-                raise ValueError(f"decode and known_objective must give finite numbers, got {vector} and {known}")
-            self._memory[key] = np.asarray(vector, dtype=float), known
+            try:
+                vector = np.array([] if self._decode is None else self._decode(configuration), dtype=float)
+                known = 0.0 if self._known_objective is None else self._sign * self._known_objective(configuration)
+            except KeyError as error:
+                raise ValueError(
+                    f"decode and known_objective must do with the parameters that all complete trials share, "
+                    f"{list(configuration)}; {error} is none of them: give search_space, and fix no parameter"
+                ) from error
+            if vector.ndim != 1 or not (np.isfinite(vector).all() and np.isfinite(known)):
+                raise ValueError(
+                    f"decode must give a sequence of finite numbers, known_objective one, got {vector} and {known}"
+                )
+            self._memory[key] = vector, known
 
 
 def _keys(rows: Floats) -> list[bytes]:

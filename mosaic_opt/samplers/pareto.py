@@ -100,14 +100,15 @@ def contributions_2d(points: npt.ArrayLike, reference: Sequence[float]) -> Float
     front = _front_2d(values, np.asarray(reference, dtype=float))
     right = np.append(front[1:, 0], reference[0])
     above = np.append(reference[1], front[:-1, 1])
-    same = (values[:, None, :] == front[None, :, :]).all(axis=2)
-    dominated = values[~same.any(axis=1)]
-    areas = np.zeros(len(front))
-    for i in np.flatnonzero(same.sum(axis=0) == 1):
-        # what the point alone covers of its corner, less what dominated points would cover in its place
-        corner = (float(right[i]), float(above[i]))
-        areas[i] = hypervolume_2d(front[i : i + 1], corner) - hypervolume_2d(dominated, corner)
-    return same @ areas
+    place = {tuple(point): i for i, point in enumerate(front.tolist())}
+    at = np.array([place.get(tuple(point), -1) for point in values.tolist()], dtype=np.int64)
+    # what a point alone covers of its corner, less what dominated points would cover in its place
+    areas = (right - front[:, 0]) * (above - front[:, 1])
+    dominated = values[at < 0]
+    if len(dominated):
+        areas -= [hypervolume_2d(dominated, corner) for corner in zip(right, above, strict=True)]
+    areas[np.bincount(at[at >= 0], minlength=len(front)) > 1] = 0.0
+    return np.append(areas, 0.0)[at]
 
 
 def _front_2d(values: Floats, reference: Floats) -> Floats:

@@ -1,6 +1,9 @@
 """An Optuna search space as a box, and its rows as Optuna parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -35,6 +38,20 @@ class Space:
             (j, d) for j, d in enumerate(self.distributions.values()) if isinstance(d, CategoricalDistribution)
         ]
         self._converters = [_converter(distribution) for distribution in self.distributions.values()]
+
+    def pinned(self, parameters: Mapping[str, Any]) -> "Space":
+        """This space where the parameters given stay at their values, if these lie in their distributions."""
+        values = np.full(self.box.dimension, np.nan)
+        for j, (name, distribution) in enumerate(self.distributions.items()):
+            with suppress(KeyError, TypeError, ValueError):
+                value = distribution.to_internal_repr(parameters[name])
+                values[j] = value if distribution._contains(value) else np.nan
+        if np.isnan(values).all():
+            return self
+        space = copy(self)
+        units = self.box.snap(self.box.units(values))
+        space.box = replace(self.box, pinned=np.where(np.isnan(values), np.nan, units))
+        return space
 
     def parameters(self, units: Floats) -> list[dict[str, Any]]:
         """One dict of plain Python values for every row of units (n, d)."""

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic_opt.samplers.labels import break_ties, good, ranks
+from mosaic_opt.samplers.labels import bounded, break_ties, good, ranks
 from mosaic_opt.samplers.pareto import shells
 
 
@@ -90,3 +90,13 @@ def test_scores_apart_by_rounding_alone_count_as_equal():
     assert len(set(finer)) == 6
     assert finer[4] > finer[5]
     assert max(finer[4:]) < min(finer[:4])
+
+
+def test_infinite_losses_lie_just_beyond_the_finite_ones():
+    losses = np.array(
+        [[0.0, np.inf, np.inf], [10.0, -np.inf, 1.7e308], [np.inf, np.inf, 1.0], [-np.inf, -np.inf, 2.0]]
+    )
+    assert bounded(losses)[:, 0].tolist() == [0.0, 10.0, 11.0, -1.0]
+    assert bounded(losses)[:, 1].tolist() == [1.0, -1.0, 1.0, -1.0]
+    assert np.isfinite(bounded(losses)).all()
+    assert np.isinf(losses).sum() == 7

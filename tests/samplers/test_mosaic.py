@@ -350,7 +350,7 @@ def test_a_value_outside_its_distribution_raises(monkeypatch):
 def test_decoded_numbers_must_be_finite(name):
     wrong = {"decode": lambda p: [float("nan")], "known_objective": lambda p: float("inf")}[name]
     study = two(MosaicSampler(seed=0, search_space=LAYERS, **{name: wrong}))
-    with pytest.raises(ValueError, match="must give finite numbers"):
+    with pytest.raises(ValueError, match="must give a sequence of finite numbers"):
         sample(study)
 
 
@@ -565,3 +565,53 @@ def test_a_resumed_database_goes_on_as_if_it_had_not_stopped(tmp_path):
     assert process("halves.db", 10, "2") == whole[:10]
     assert process("halves.db", 10, "3") == whole
     assert {attributes["origin"] for *_, attributes in whole} >= {"lhs", "surrogate", "classifier"}
+
+
+def test_infinite_values_are_learned_from():
+    study = run_two(lambda x, y: (np.inf, np.inf) if x > 0.4 else (x, y), 60)
+    guided = [t.params["x"] > 0.4 for t in study.trials if t.user_attrs["origin"] == "classifier"]
+    assert len(guided) > 30
+    assert np.mean(guided) < 0.2
+    hopeless = run_two(lambda x, y: (np.inf, -np.inf), 12)
+    assert hopeless.trials[-1].user_attrs["origin"] != "lhs"
+
+
+def test_the_rest_of_a_partly_enqueued_trial_is_new():
+    space = {"a": IntDistribution(0, 3), "b": IntDistribution(0, 4), "c": CategoricalDistribution(["x"])}
+    study = optuna.create_study(sampler=MosaicSampler(seed=0, search_space=space, n_startup_trials=3))
+    for _ in range(5):
+        study.enqueue_trial({"a": 2})
+    for _ in range(5):
+        trial = study.ask(space)
+        study.tell(trial, trial.params["b"])
+    assert sorted(t.params["b"] for t in study.trials) == [0, 1, 2, 3, 4]
+    study.enqueue_trial({"a": 9})
+    with pytest.warns(UserWarning, match="out of range"):
+        assert study.ask(space).params["a"] == 9
+
+
+def test_conditional_parameters_do_not_use_up_the_shared_ones():
+    def evaluate(trial):
+        kind = trial.suggest_categorical("kind", ["p", "q"])
+        return trial.suggest_float("x" if kind == "p" else "y", 0, 1) + (kind == "q")
+
+    study = optuna.create_study(sampler=MosaicSampler(seed=0, exploration=0.0))
+    study.optimize(evaluate, n_trials=30)
+    assert sum(trial.params["kind"] == "p" for trial in study.trials[12:]) > 12
+
+
+def test_callbacks_that_do_not_fit_are_named():
+    def ask(directions=("minimize", "maximize"), *, fixed=None, **settings):
+        sampler = MosaicSampler(seed=0, n_startup_trials=1, **settings)
+        if fixed:
+            sampler = optuna.samplers.PartialFixedSampler(fixed, sampler)
+        study = optuna.create_study(directions=list(directions), sampler=sampler)
+        fill(study, 3)
+        study.ask(LAYERS)
+
+    with pytest.raises(ValueError, match="known_objective needs a study of at least 2 objectives, got 1"):
+        ask(["maximize"], known_objective=budget)
+    with pytest.raises(ValueError, match="decode must give a sequence"):
+        ask(decode=budget)
+    with pytest.raises(ValueError, match="'layer_00' is none of them: give search_space"):
+        ask(fixed={"layer_00": 3}, decode=lambda p: [p["layer_00"]], search_space=LAYERS)
