@@ -53,6 +53,10 @@ VERBS = {
         "time prefill, scoring and decoding, and count KV bytes, for full, uniform and a given allocation",
         "mosaic bench allocation=result.json lengths=[1024,4096] batches=[1,4]",
     ),
+    "report": (
+        "write one HTML file about a search, or all of a database, with figures and tables beside it",
+        "mosaic report study=NAME",
+    ),
     "dashboard": ("open optuna-dashboard on the study database", "mosaic dashboard port=8080"),
 }
 

@@ -9,6 +9,7 @@ process ended, `retry_of` which one a trial repeats.
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import socket
 import threading
@@ -38,7 +39,8 @@ FAILURES = 3  # of trials in a row, after which a process gives up
 Space = Mapping[str, BaseDistribution]
 Trials = Sequence[FrozenTrial]
 Need = Literal["begin", "wait", "done"]  # begin a trial, wait for those that others have, or nothing is left
-KEPT = ("origin", "complete")  # user attributes that a repeated trial takes over
+_CLAIMS = itertools.count(1)  # a number for each trial this process claims
+KEPT = ("origin", "complete", "budgets")  # user attributes that a repeated trial takes over
 
 
 def waiting_trial(space: Space, params: Mapping[str, Any] | None = None, **user_attrs: Any) -> FrozenTrial:
@@ -62,7 +64,6 @@ class Claims:
 
     def __init__(self, study: optuna.Study, space: Space, *, grace: float = GRACE_SECONDS) -> None:
         self.study, self.space, self.grace = study, dict(space), grace
-        self._claims = 0
         self._beats: dict[int, tuple[Any, float]] = {}  # trial number -> last beat seen, and when
 
     def work(
@@ -100,7 +101,7 @@ class Claims:
 
     def recover(self) -> None:
         """Hand the running trials of dead processes to the living."""
-        with exclusive(self.study):
+        with orderly(self.study):
             self._recover()
 
     def _take(
@@ -127,8 +128,7 @@ class Claims:
 
     def _begun(self, template: FrozenTrial) -> Trial:
         """A new trial of this process's own; in one transaction if all its parameters are known."""
-        self._claims += 1
-        template.set_user_attr("worker", [*this_process(), self._claims])
+        template.set_user_attr("worker", [*this_process(), next(_CLAIMS)])
         if template.params.keys() != self.space.keys():
             self.study.add_trial(template)
             return self.study.ask(self.space)
@@ -145,20 +145,26 @@ class Claims:
         except UpdateFinishedTrialError:
             pass  # this process was taken for dead; another has the trial's configuration
         except (OSError, StorageInternalError, SQLAlchemyError):  # a disk or a database, not this trial
+            with suppress(OSError, StorageInternalError, SQLAlchemyError):
+                self._give_up(trial)
             raise
         except Exception as error:
             trial.set_user_attr("error", str(error).strip() or type(error).__name__)
             self._tell(trial.number, state=TrialState.FAIL)
             return error
         except BaseException:
-            with exclusive(self.study):
-                self._hand_on(self._stored(trial))
+            self._give_up(trial)
             raise
         else:
             told = self._tell(trial.number, values=values)
             if told and told.state == TrialState.FAIL and not told.user_attrs.get("interrupted"):
                 return ValueError(f"a trial's values must be numbers; got {values!r}")
         return None
+
+    def _give_up(self, trial: Trial) -> None:
+        """Hand a trial of this process's own to the next."""
+        with orderly(self.study):
+            self._hand_on(self._stored(trial))
 
     def _tell(self, number: int, **end: Any) -> FrozenTrial | None:
         """End a trial, unless it has ended; gives it as it is then, None if that was while this looked."""
@@ -194,24 +200,25 @@ class Claims:
         Gives all trials as they are then.
         """
         trials = self.study.get_trials(deepcopy=False)
-        dead = [trial for trial in trials if trial.state == TrialState.RUNNING and not self._alive(trial)]
+        dead = [trial for trial in trials if trial.state == TrialState.RUNNING and not self._lives(trial)]
         for trial in dead:
             self._hand_on(trial)
         return self.study.get_trials(deepcopy=False) if dead else trials
 
-    def _alive(self, trial: FrozenTrial) -> bool:
-        worker = trial.user_attrs.get("worker")
-        if not worker or tuple(worker[:3]) == this_process():  # this process has none while it looks for one
+    def _lives(self, trial: FrozenTrial) -> bool:
+        """Whether a running trial's process lives; this one has none while it looks for one."""
+        worker = trial.user_attrs.get("worker", [])
+        if not alive(trial) or tuple(worker[:3]) == this_process():
             return False
-        machine, pid, started = worker[:3]
-        if machine == this_process()[0]:
-            return _started(pid) == started
+        if worker[0] == this_process()[0]:
+            return True
         now, beat = time.monotonic(), trial.user_attrs.get("beat")
         seen, since = self._beats.setdefault(trial.number, (beat, now))
         if seen != beat:
             self._beats[trial.number] = (beat, now)
             return True
-        return now - since < self.grace
+        # while the database was away nobody could show a sign of life
+        return now - max(since, getattr(self.study._storage, "back", since)) < self.grace
 
     def _hand_on(self, trial: FrozenTrial) -> None:
         """End a running trial as interrupted; if its parameters are known, one like it waits for the next process."""
@@ -227,6 +234,15 @@ class Claims:
 
     def _stored(self, trial: Trial) -> FrozenTrial:
         return self.study._storage.get_trial(trial._trial_id)
+
+
+def alive(trial: FrozenTrial) -> bool:
+    """Whether a running trial's process may be alive: it is there, or on another machine."""
+    worker = trial.user_attrs.get("worker")
+    if not isinstance(worker, list) or len(worker) < 3:
+        return False
+    machine, pid, started = worker[:3]
+    return machine != this_process()[0] or _started(pid) == started
 
 
 def this_process() -> tuple[str, int, float]:
@@ -245,10 +261,18 @@ def _process(pid: int) -> tuple[str, int, float]:
 
 
 def _started(pid: int) -> float:
-    """When a process of this machine started, in seconds; 0 where there is none, or it has ended already."""
+    """When a process of this machine started; 0 where there is none, or it has ended already.
+
+    Linux: clock ticks since the machine started, which a change of its clock leaves alone; elsewhere seconds.
+    """
     try:
         process = psutil.Process(pid)
-        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return 0.0
+        with suppress(OSError):
+            # behind the name, which may hold anything, starttime is the 20th number (proc(5))
+            return float(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        return float(process.create_time())
     except psutil.Error:
         return 0.0
 
@@ -256,6 +280,20 @@ def _started(pid: int) -> float:
 def exclusive(study: optuna.Study) -> AbstractContextManager[None]:
     """What one process at a time may be in, for a study; nothing where the study is of this process alone."""
     return exclusive_by_name(study._storage, study.study_name)
+
+
+@contextmanager
+def orderly(study: optuna.Study) -> Iterator[None]:
+    """As `exclusive`, for what does no harm if done twice: a lock that was lost meanwhile is no error."""
+    with orderly_by_name(study._storage, study.study_name):
+        yield
+
+
+@contextmanager
+def orderly_by_name(storage: BaseStorage, name: str) -> Iterator[None]:
+    """As `orderly`, for a study that may not exist yet."""
+    with suppress(LockLost), exclusive_by_name(storage, name):
+        yield
 
 
 def exclusive_by_name(storage: BaseStorage, name: str) -> AbstractContextManager[None]:

@@ -16,6 +16,7 @@ from mosaic_opt.paired import hopeless
 if TYPE_CHECKING:
     from mosaic_opt.evaluator import Measurement
 
+MEASUREMENT = "measurement"  # trial attribute
 Direction = Literal["minimize", "maximize"]
 Measure = Callable[..., "Measurement"]  # (allocation, complete=False, after_batch=None), see Evaluator.evaluate
 
@@ -50,16 +51,24 @@ class Objective(ABC):
     def decode(self, params: dict[str, Any]) -> tuple[int, ...]:
         """Layer budgets in tokens that the parameters stand for."""
 
+    def known(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Trial attributes that are known before anything is measured."""
+        return {"budgets": list(self.decode(params))}
+
     @abstractmethod
     def values(self, trial: Trial, allocation: Allocation, measurement: Measurement) -> Any:
         """What Optuna is told."""
 
     def __call__(self, trial: Trial) -> Any:
         try:
-            allocation = Allocation(self.decode(self.suggest(trial)))
+            params = self.suggest(trial)
+            for key, value in self.known(params).items():
+                if key not in trial.user_attrs:
+                    trial.set_user_attr(key, value)
+            allocation = Allocation(self.decode(params))
             options = {"after_batch": self._referee(trial, allocation)} if self.race else {}
             measurement = self.measure(allocation, **options)
-            for key, value in attributes(allocation, measurement).items():
+            for key, value in attributes(measurement).items():
                 trial.set_user_attr(key, value)
             return self.values(trial, allocation, measurement)
         except (KeyboardInterrupt, SystemExit):
@@ -71,12 +80,11 @@ class Objective(ABC):
         rival = _rival(trial.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)), allocation)
         if rival is None:
             return None
-        scores: Sequence[float] = rival.user_attrs["example_scores"]
+        scores: Sequence[float] = measured(rival)["example_scores"]
 
         def after_batch(so_far: Mapping[int, float]) -> None:
             if hopeless(list(so_far.values()), [scores[index] for index in so_far], len(scores)):
-                partial = {"budgets": list(allocation.budgets), "mean_budget": allocation.mean}
-                for key, value in {**partial, "raced_scores": dict(so_far), "raced_against": rival.number}.items():
+                for key, value in {"raced_scores": dict(so_far), "raced_against": rival.number}.items():
                     trial.set_user_attr(key, value)
                 raise TrialPruned(f"hopeless against trial {rival.number} after {len(so_far)} examples")
 
@@ -85,13 +93,13 @@ class Objective(ABC):
 
 def _rival(trials: Sequence[FrozenTrial], allocation: Allocation) -> FrozenTrial | None:
     """The best of the measured trials that keep no more pairs than this allocation."""
-    cheap = [t for t in trials if "example_scores" in t.user_attrs and t.user_attrs["mean_budget"] <= allocation.mean]
+    cheap = [t for t in trials if MEASUREMENT in t.user_attrs and measured(t)["mean_budget"] <= allocation.mean]
     return max(cheap, key=by_score, default=None)
 
 
 def by_score(trial: FrozenTrial) -> tuple[float, float]:
     """What orders measured trials: the score, then the log-likelihood."""
-    return trial.user_attrs["score"], trial.user_attrs["log_likelihood"]
+    return measured(trial)["score"], measured(trial)["log_likelihood"]
 
 
 class LevelObjective(Objective):
@@ -185,15 +193,16 @@ def parameter_names(prefix: str, layers: int) -> list[str]:
     return [f"{prefix}_{layer:0{digits}d}" for layer in range(layers)]
 
 
-def attributes(allocation: Allocation, measurement: Measurement, *, outputs: bool = False) -> dict[str, Any]:
-    """Trial attributes of a measurement, JSON-serialisable."""
+def attributes(measurement: Measurement, *, outputs: bool = False) -> dict[str, Any]:
+    """Trial attributes of a measurement, JSON-serialisable.
+
+    As few as can be, each is a transaction: the log-likelihood, which a sampler reads, and all the rest in one.
+    """
     recorded: dict[str, Any] = {
-        "budgets": list(allocation.budgets),
+        "score": measurement.score,
         "mean_budget": measurement.mean_budget,
         "realised_mean": measurement.realised_mean,
         "kv_bytes": measurement.kv_bytes,
-        "score": measurement.score,
-        "log_likelihood": measurement.log_likelihood,
         "example_scores": list(measurement.scores),
         "example_log_likelihoods": list(measurement.log_likelihoods),
         "seconds": measurement.seconds,
@@ -202,4 +211,10 @@ def attributes(allocation: Allocation, measurement: Measurement, *, outputs: boo
         recorded["task_scores"] = measurement.task_scores
     if outputs:
         recorded["outputs"] = list(measurement.outputs)
-    return recorded
+    return {"log_likelihood": measurement.log_likelihood, MEASUREMENT: recorded}
+
+
+def measured(trial: FrozenTrial) -> dict[str, Any]:
+    """What a completed trial's attributes say: `budgets`, `log_likelihood` and all that is in its measurement."""
+    recorded = trial.user_attrs
+    return {"budgets": recorded["budgets"], "log_likelihood": recorded["log_likelihood"], **recorded[MEASUREMENT]}

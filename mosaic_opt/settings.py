@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 SPLIT_NAMES = ("calibration", "selection", "test")
 PARTS = ("model", "task", "eviction", "sampler", "levels", *SPLIT_NAMES, "tokens", "seed", "cap", "race")
+
+FORMAT = 2  # of what studies hold; one that this code cannot read has another, and is refused
 
 _EVALUATED = {"model", "task", "eviction", *SPLIT_NAMES, "tokens", "seed", "cap", "batch_size", "output"}
 _EVALUATED |= {"prefill_for", "device_gib", "host_gib"}
@@ -52,6 +55,8 @@ _REQUIRED = {
     "tasks": {"tokens", "seed"},
     "baseline": _EVALUATED - {"task", *SPLIT_NAMES} | {"tasks", "protocol", "split", "examples", "budgets", "table"},
     "worker": {"study", "storage", "output", "device", "batch_size", "device_gib", "host_gib"},
+    "report": {"study", "storage", "output"},
+    "dashboard": {"port", "host", "allow_anyone", "storage", "output"},
     "studies": {"action", "study", "to", "force", "storage", "output"},
     "bench": _EVICTED | {"lengths", "batches", "budget", "repeats", "seed"},
 }
@@ -69,13 +74,14 @@ _RANGES = {
     "examples": (1, 10**6),
     "repeats": (1, 1000),
     "workers": (1, 256),
+    "port": (1, 65535),
     "lengths": (1, 10**7),
     "batches": (1, 10**4),
 }
 _NULLABLE = {"cap", "budget"}
 _INHERITED = {"batch_size", "device_gib", "host_gib"}  # of a worker: null takes what the study has
 _LISTS = ("lengths", "batches", "budgets")
-_SWITCHES = ("hold_budget", "chat", "plain", "force")
+_SWITCHES = ("hold_budget", "chat", "plain", "force", "allow_anyone")
 ACTIONS = ("list", "delete", "rename", "copy")
 
 
@@ -232,7 +238,7 @@ def fingerprint_of(config: DictConfig, source: ModelSource) -> dict[str, Any]:
     settings = OmegaConf.to_container(config, resolve=True)
     assert isinstance(settings, dict)
     parts = {key: settings[key] for key in PARTS if key != "model"}
-    return {**parts, "model": source.fingerprint, "versions": versions()}
+    return {**parts, "model": source.fingerprint, "versions": versions(), "format": FORMAT}
 
 
 def default_name(config: DictConfig) -> str:
@@ -258,11 +264,20 @@ def storage_url(config: DictConfig) -> str:
     return url
 
 
+def setting(name: str, text: str) -> str:
+    """An override of the command line that gives a setting this text, whatever stands in it."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\'", str(text))
+    trailing = re.search(r"\\*$", escaped)[0]  # type: ignore[index]
+    return f"{name}='{escaped}{trailing}'"
+
+
 def recorded(config: DictConfig) -> dict[str, Any]:
-    """The settings as they are stored with a study: without a password."""
+    """The settings as they are stored with a study, and the command that gave them; without a password."""
     settings: Any = OmegaConf.to_container(config, resolve=True)
     settings["storage"]["url"] = hidden(str(settings["storage"]["url"]))
-    return settings
+    job = HydraConfig.get()
+    command = shlex.join(["mosaic", str(job.job.config_name), *job.overrides.task])
+    return {"command": hidden(command), **settings}
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import BaseStorage
@@ -24,16 +25,28 @@ from optuna.trial import FrozenTrial
 
 from mosaic_opt import allocation as allocations
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.claims import exclusive
+from mosaic_opt.claims import orderly
 from mosaic_opt.design import initial_design, refinement_design
 from mosaic_opt.evaluator import Evaluator, Measurement
 from mosaic_opt.eviction import EvictionMethod, require_skip
 from mosaic_opt.model import ModelSource, require_fit
-from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective, by_score
+from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective, by_score, measured
 from mosaic_opt.paired import shrunk
 from mosaic_opt.ranked import evaluable_layers, ranked_fingerprint
-from mosaic_opt.samplers.pareto import shells
-from mosaic_opt.study import Measured, Plan, Watch, completed, decided, open_study, run_trials
+from mosaic_opt.samplers.pareto import hypervolume_2d
+from mosaic_opt.study import (
+    Measured,
+    Plan,
+    Watch,
+    begin_plan,
+    completed,
+    decided,
+    feasible,
+    front_of,
+    open_study,
+    record_plan,
+    run_trials,
+)
 from mosaic_opt.tasks import Example, Task
 
 GRID = 32  # tokens between the uniform allocations of the cache ratio's curve
@@ -41,6 +54,7 @@ SEED_SHAPES = 12  # front shapes that seed a refinement
 FINALISTS = 16  # refined candidates measured on the selection split
 
 Sampler = Callable[..., BaseSampler]
+Floats = npt.NDArray[np.float64]
 
 
 class Bench:
@@ -185,7 +199,7 @@ class Search:
         sampler: makes the proposer; called with those of `decode`, `known_objective` and `signal` it takes.
         storage: study database.
         fingerprint: what the studies are made from; the examples' hashes are added here.
-        user_attrs: further attributes of the main study.
+        config: the settings that stand for the plan, kept with what it finds (see `study.plan_record`).
         watch: told about progress.
 
     Raises:
@@ -201,7 +215,7 @@ class Search:
         sampler: Sampler,
         storage: BaseStorage,
         fingerprint: dict[str, Any],
-        user_attrs: dict[str, Any],
+        config: dict[str, Any],
         watch: Watch,
     ) -> None:
         plan.check_range(floor=bench.method.floor, prompt=bench.cap)
@@ -220,8 +234,9 @@ class Search:
             self.objective,
             stage="search",
             sampler=self._proposer(self.objective, known_objective=self.objective.mean_budget),
-            user_attrs=user_attrs,
+            user_attrs={},
         )
+        begin_plan(self.study, plan.key, config)
         self.selection = self._measured("selection")
         self.test = self._measured("test")
 
@@ -237,13 +252,11 @@ class Search:
             with self._timed("refine"):
                 refined = self.refine(budget, rescaled, front)
             chosen[str(budget)] = self._compared(budget, rescaled, refined)
-        self._merge("allocations", chosen)
+        self._record(allocations=chosen)
         self.bench.release("calibration", "selection")
         with self._timed("test"):
             self.measure_test(winner, chosen)
-        with exclusive(self.study):
-            finished = self.study.user_attrs.get("finished", [])
-            self.study.set_user_attr("finished", list(dict.fromkeys([*finished, self.plan.key])))
+        self._record(finished=True)
 
     # Stage 1 ------------------------------------------------------------------------------------------------
 
@@ -267,10 +280,10 @@ class Search:
         ladder = self.plan.ladder
         shapes = [self.rescale(member, mean) for member in members for mean in ladder]
         uniforms = [allocations.uniform(self.bench.layers, mean) for mean in ladder]
-        measured = iter(self._measure("select", self.selection, [*shapes, *members, *uniforms]))
-        rescaled = [list(islice(measured, len(ladder))) for _ in members]
-        own_scores = [(next(measured).user_attrs["score"], -member.mean) for member in members]
-        uniform = list(measured)
+        measurements = iter(self._measure("select", self.selection, [*shapes, *members, *uniforms]))
+        rescaled = [list(islice(measurements, len(ladder))) for _ in members]
+        own_scores = [(by_score(next(measurements))[0], -member.mean) for member in members]
+        uniform = list(measurements)
         shape_scores = [
             (*_mean_result(trials), -member.mean) for trials, member in zip(rescaled, members, strict=True)
         ]
@@ -281,9 +294,11 @@ class Search:
             "shape": members[best],
             "paper": members[max(uneven or range(len(members)), key=own_scores.__getitem__)],
         }
-        self.study.set_user_attr("winners", {rule: list(won.budgets) for rule, won in winners.items()})
         gain = shape_scores[best][0] - _mean_result(uniform)[0]
-        self.study.set_user_attr("winner_gain", {"measured": gain, "expected": float(expected[best])})
+        self._record(
+            winners={rule: list(won.budgets) for rule, won in winners.items()},
+            winner_gain={"measured": gain, "expected": float(expected[best])},
+        )
         return winners[self.plan.winner]
 
     # Stage 3 ------------------------------------------------------------------------------------------------
@@ -319,15 +334,15 @@ class Search:
         done = len(decided(study)) >= self.plan.refine_trials
         design = [] if done else self._refinement_design(objective, rescaled, front)
         self._run(study, objective, self.plan.refine_trials, design, f"refine {budget}")
-        ranked = sorted(completed(study), key=by_score, reverse=True)
+        ranked = sorted(feasible(study), key=by_score, reverse=True)
         finalists = list(dict.fromkeys(Allocation(trial.user_attrs["budgets"]) for trial in ranked))
         candidates = [rescaled, *(finalist for finalist in finalists[:FINALISTS] if finalist != rescaled)]
         tried = self.selection(candidates)
         best = max(range(len(tried)), key=lambda index: (*by_score(tried[index]), -index))
-        scores = np.array([trial.user_attrs["example_scores"] for trial in tried])
+        scores = np.array([measured(trial)["example_scores"] for trial in tried])
         expected = shrunk(scores, scores[0])
         gain = {"measured": float((scores[best] - scores[0]).mean()), "expected": float(expected[best] - expected[0])}
-        self._merge("refined_gain", {str(budget): gain})
+        self._record(refined_gain={str(budget): gain})
         return candidates[best]
 
     def _refinement_design(
@@ -417,26 +432,25 @@ class Search:
 
             def after(study: optuna.Study) -> None:
                 advance(len(decided(study)), _note(completed(study)))
+                self.watch.trial_done()
 
             run_trials(study, objective, total=total, design=design, after=after)
 
     def _measure(
-        self, label: str, measured: Measured, wanted: Sequence[Allocation], outputs: Sequence[Allocation] = ()
+        self, label: str, split: Measured, wanted: Sequence[Allocation], outputs: Sequence[Allocation] = ()
     ) -> list[FrozenTrial]:
         """Measurements of all the wanted, with a progress bar."""
-        self._prefilled("selection" if measured is self.selection else "test", bool(measured.missing(wanted)))
+        self._prefilled("selection" if split is self.selection else "test", bool(split.missing(wanted)))
         with self.watch.bar(label, len(set(wanted))) as advance:
 
             def after(done: int, latest: FrozenTrial | None) -> None:
                 shown = f"mean {latest.values[0]:.0f}: {latest.values[1]:.3f}" if latest else ""
                 advance(done, shown)
 
-            return measured(wanted, outputs=outputs, after=after)
+            return split(wanted, outputs=outputs, after=after)
 
-    def _merge(self, key: str, new: dict[str, Any]) -> None:
-        """Put entries into a dictionary among the study's attributes; other processes may do the same."""
-        with exclusive(self.study):
-            self.study.set_user_attr(key, {**self.study.user_attrs.get(key, {}), **new})
+    def _record(self, **values: Any) -> None:
+        record_plan(self.study, self.plan.key, **values)
 
     def _prefilled(self, split: str, needed: bool) -> None:
         """Make the split's evaluator before a stage's own progress bar starts, if it is needed."""
@@ -453,26 +467,11 @@ class Search:
             yield
         finally:
             spent = time.perf_counter() - start
-            with exclusive(self.study):
+            with orderly(self.study):
                 seconds = self.study.user_attrs.get("seconds", {})
                 seconds[phase] = round(seconds.get(phase, 0.0) + spent - self._inside, 3)
                 self.study.set_user_attr("seconds", seconds)
             self._inside = inside + spent
-
-
-def front_of(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    """The non-dominated trials of a stage-1 study by rising mean budget, each allocation once.
-
-    Equal scores are told apart by the log-likelihood, so that of two allocations with one score the better
-    one stays.
-    """
-    distinct = list({tuple(trial.user_attrs["budgets"]): trial for trial in trials}.values())
-    if not distinct:
-        return []
-    rank = {key: position for position, key in enumerate(sorted({by_score(trial) for trial in distinct}))}
-    points = np.array([[trial.values[0], -rank[by_score(trial)]] for trial in distinct], dtype=float)
-    front = [trial for trial, shell in zip(distinct, shells(points), strict=True) if shell == 0]
-    return sorted(front, key=lambda trial: trial.values[0])
 
 
 def _mean_result(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
@@ -482,12 +481,34 @@ def _mean_result(trials: Sequence[FrozenTrial]) -> tuple[float, float]:
 
 def _example_means(trials: Sequence[FrozenTrial]) -> list[float]:
     """Mean score of each example over several measurements of the same examples."""
-    return np.mean([trial.user_attrs["example_scores"] for trial in trials], axis=0).tolist()
+    return np.mean([measured(trial)["example_scores"] for trial in trials], axis=0).tolist()
 
 
 def _note(trials: Sequence[FrozenTrial]) -> str:
+    """How far a stage has come: the front's size and hypervolume, the best score, what was gained."""
     if not trials:
         return ""
     best = max(trials, key=by_score)
-    note = f"best {best.user_attrs['score']:.3f} at {best.user_attrs['mean_budget']:.0f}"
-    return note if len(best.values) == 1 else f"front {len(front_of(trials))}, {note}"
+    score, mean = measured(best)["score"], measured(best)["mean_budget"]
+    note = f"best {score:.3f} at {mean:.0f}"
+    if len(best.values) == 1:  # stage 4, whose first trial is the rescaled winner
+        return f"{note}, {score - measured(trials[0])['score']:+.3f}"
+    front = front_of(trials)
+    points = np.array([(measured(trial)["mean_budget"], measured(trial)["score"]) for trial in trials])
+    uniform = sorted(point for point, trial in zip(points.tolist(), trials, strict=True) if _is_uniform(trial))
+    note = f"front {len(front)}, hv {_hypervolume(points):.3f}, {note}"
+    if not uniform:
+        return note
+    gains = points[:, 1] - np.interp(points[:, 0], *np.array(uniform).T)
+    return f"{note}, gain {gains.max():.3f}"
+
+
+def _is_uniform(trial: FrozenTrial) -> bool:
+    return len(set(trial.user_attrs["budgets"])) == 1
+
+
+def _hypervolume(points: Floats) -> float:
+    """Share (0 to 1) of the rectangle of all means and scores that points (n, 2) of mean and score dominate."""
+    low, high = points[:, 0].min(), points[:, 0].max()
+    losses = np.column_stack([(points[:, 0] - low) / max(high - low, 1e-9), -points[:, 1]])
+    return hypervolume_2d(losses, (1.0 + 1e-9, 0.0))

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
+import math
+import os
 import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +27,7 @@ from filelock import FileLock, Timeout
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
+from optuna.storages.journal._file import get_lock_file
 from optuna.trial import FrozenTrial
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -60,6 +65,7 @@ class SharedStorage(BaseStorage):
         self.url = url
         self.patience = patience
         self.say: Callable[[str], None] = lambda text: None
+        self.back = -math.inf  # when the server was last back, on time.monotonic's clock
         self._exclusive = exclusive
 
     @contextmanager
@@ -106,6 +112,7 @@ class SharedStorage(BaseStorage):
                 attempt += 1
             else:
                 if attempt:
+                    self.back = time.monotonic()
                     self.say(f"{self.url} is back after {time.monotonic() - since:.0f} s")
                 return answer
 
@@ -139,6 +146,8 @@ def open_storage(url: str) -> SharedStorage:
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     kind, _, place = url.partition(":///")
+    if kind in ("sqlite", "journal") and "?" in place:
+        raise ValueError(f"storage.url must be {KINDS}, without options after a question mark; got {hidden(url)!r}")
     try:
         if kind == "sqlite" and place:
             return _sqlite(url, Path(place))
@@ -195,8 +204,45 @@ def _fast_sync(connection: Any, record: Any) -> None:
 def _journal(url: str, path: Path) -> SharedStorage:
     exclusive = _journal_locks(path)
     lock = JournalFileOpenLock(str(path))
-    inner = JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    inner = JournalStorage(_JournalFile(str(path), lock_obj=lock))
     return SharedStorage(inner, url=url, exclusive=exclusive)  # type: ignore[abstract]
+
+
+class _JournalFile(JournalFileBackend):
+    """Optuna's journal, of which a write that failed or was killed half way leaves nothing behind."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """See JournalFileBackend.
+
+        Raises:
+            OSError: naming the file, if it cannot be written.
+        """
+        left = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
+        with get_lock_file(self._lock), open(self._file_path, "r+b", buffering=0) as file:
+            whole = _end_of_lines(file)
+            file.seek(whole)
+            file.truncate()
+            try:
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except OSError as error:
+                with suppress(OSError):
+                    file.truncate(whole)
+                raise OSError(error.errno, error.strerror, self._file_path) from error
+
+
+def _end_of_lines(file: FileIO) -> int:
+    """Bytes up to the end of the last line that has one."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - 4096)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def _postgresql(url: str) -> SharedStorage:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna import Trial
 from optuna.distributions import IntDistribution
@@ -20,11 +21,13 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.claims import Claims, Need, exclusive, exclusive_by_name, waiting_trial
-from mosaic_opt.objective import Direction, Measure, Objective, attributes, parameter_names
+from mosaic_opt.claims import Claims, Need, alive, orderly, orderly_by_name, waiting_trial
+from mosaic_opt.objective import MEASUREMENT, Direction, Measure, Objective, attributes, by_score, parameter_names
+from mosaic_opt.samplers.pareto import shells
 
 DECIDED = (TrialState.COMPLETE, TrialState.PRUNED)
 _PART = r"-(selection|test|refine-\d+-[0-9a-f]{6})"  # what follows a search's name in its further studies' names
+_PLAN = "plan:"  # followed by a plan's key: the attribute that holds its record
 WINNER_RULES = ("shape", "paper")
 VERSIONED = ("mosaic-opt", "torch", "transformers", "optuna", "numpy", "scikit-learn")
 
@@ -110,6 +113,9 @@ class Watch:
     def say(self, text: str) -> None:
         """One line for people."""
 
+    def trial_done(self) -> None:
+        """A trial of stage 1 or 4 has ended."""
+
 
 def versions() -> dict[str, str]:
     """Installed versions of what decides a result, without importing any of it."""
@@ -183,7 +189,7 @@ def open_study(
     Raises:
         FingerprintMismatch: if a study of this name was made from something else.
     """
-    with exclusive_by_name(storage, name):
+    with orderly_by_name(storage, name):
         study = optuna.create_study(
             study_name=name,
             storage=storage,
@@ -191,6 +197,11 @@ def open_study(
             directions=list(objective.directions),
             load_if_exists=True,
         )
+        directions = [direction.name.lower() for direction in study.directions]
+        if directions != list(objective.directions):
+            raise FingerprintMismatch(
+                f"study {name!r} must have directions {list(objective.directions)}: {directions}"
+            )
         check_fingerprint(study, fingerprint)
         wanted = {**user_attrs, "fingerprint": fingerprint, "versions": versions()}
         for key, value in wanted.items():
@@ -200,6 +211,39 @@ def open_study(
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names(list(objective.metric_names))
     return study
+
+
+def plan_record(study: optuna.Study, key: str) -> dict[str, Any]:
+    """What a search's study keeps of one plan; empty if that was never begun.
+
+    `config`, the settings it was begun with; what the stages found: `winners` by rule, `winner_gain`, `refined_gain`
+    and `allocations` by budget; `finished`.
+    """
+    record = study.user_attrs.get(f"{_PLAN}{key}", {})
+    return record if isinstance(record, dict) else {}
+
+
+def latest_plan(study: optuna.Study) -> dict[str, Any]:
+    """The record of the plan that was begun last; empty if the study is none of a search."""
+    return plan_record(study, str(study.user_attrs.get("plan")))
+
+
+def begin_plan(study: optuna.Study, key: str, config: dict[str, Any]) -> None:
+    """Make a plan the study's latest, and record its settings if it is new."""
+    with orderly(study):
+        if not plan_record(study, key):
+            study.set_user_attr(f"{_PLAN}{key}", {"config": config})
+        if study.user_attrs.get("plan") != key:
+            study.set_user_attr("plan", key)
+
+
+def record_plan(study: optuna.Study, key: str, **values: Any) -> None:
+    """Put values into a plan's record; dictionaries are joined, as other processes find the same bit by bit."""
+    with orderly(study):
+        record = plan_record(study, key)
+        for name, value in values.items():
+            record[name] = {**record.get(name, {}), **value} if isinstance(value, dict) else value
+        study.set_user_attr(f"{_PLAN}{key}", record)
 
 
 def parts_of(storage: BaseStorage, name: str, names: Iterable[str] | None = None) -> list[str]:
@@ -221,14 +265,17 @@ def part_stage(name: str, other: str) -> str | None:
 
 
 def require_copyable(storage: BaseStorage, name: str, new: str) -> None:
-    """Raise ValueError if a search's new name is taken or that of a part of it, or its trials are running."""
+    """Raise ValueError if a search's new name is taken or that of a part of it, or its trials are running.
+
+    Those of a process of another machine count as running: whether it lives cannot be seen at once.
+    """
     if part_stage(name, new):
         raise ValueError(f"to must not be the name of a part of {name!r}; got {new!r}")
     taken = set(optuna.get_all_study_names(storage))
     for part in parts_of(storage, name):
         if new + part.removeprefix(name) in taken:
             raise ValueError(f"to must be a name that no study has; got {new!r}")
-        if load_study(storage, part).get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if any(map(alive, load_study(storage, part).get_trials(deepcopy=False, states=(TrialState.RUNNING,)))):
             raise ValueError(f"study must be one that no process works on; {name!r} has running trials")
 
 
@@ -247,8 +294,9 @@ def copy_search(storage: BaseStorage, name: str, new: str) -> None:
 def delete_search(storage: BaseStorage, name: str) -> None:
     """Delete a search's studies, its own last, so that what was begun can be done again."""
     study = load_study(storage, name)
-    if "finished" in study.user_attrs:  # no longer, whenever this ends
-        study.set_user_attr("finished", [])
+    for key in study.user_attrs:
+        if key.startswith(_PLAN):  # no longer finished, whenever this ends
+            study.set_user_attr(key, {})
     for part in reversed(parts_of(storage, name)):
         optuna.delete_study(study_name=part, storage=storage)
 
@@ -263,25 +311,47 @@ def completed(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
+def feasible(study: optuna.Study) -> list[FrozenTrial]:
+    """The completed trials that were measured here and violate no constraint; an imported one may."""
+    return [
+        trial
+        for trial in completed(study)
+        if MEASUREMENT in trial.user_attrs and all(value <= 0 for value in trial.constraints.values())
+    ]
+
+
 def decided(study: optuna.Study) -> list[FrozenTrial]:
     """The trials that count towards a target: completed, or raced and given up."""
     return study.get_trials(deepcopy=False, states=DECIDED)
 
 
-def enqueue_design(
-    study: optuna.Study, space: Mapping[str, Any], design: Sequence[tuple[str, dict[str, Any]]]
-) -> None:
+def front_of(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """The non-dominated trials of a stage-1 study by rising mean budget, each allocation once.
+
+    Equal scores are told apart by the log-likelihood, so that of two allocations with one score the better
+    one stays.
+    """
+    distinct = list({tuple(trial.user_attrs["budgets"]): trial for trial in trials}.values())
+    if not distinct:
+        return []
+    rank = {key: position for position, key in enumerate(sorted({by_score(trial) for trial in distinct}))}
+    points = np.array([[trial.values[0], -rank[by_score(trial)]] for trial in distinct], dtype=float)
+    front = [trial for trial, shell in zip(distinct, shells(points), strict=True) if shell == 0]
+    return sorted(front, key=lambda trial: trial.values[0])
+
+
+def enqueue_design(study: optuna.Study, objective: Objective, design: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """Enqueue the points of an initial design that are not in the study yet.
 
     Args:
-        space: distributions of a point's parameters.
+        objective: that evaluates them.
         design: (origin, parameters of a whole vector).
     """
-    with exclusive(study):
+    with orderly(study):
         there = {_key(trial.params) for trial in study.get_trials(deepcopy=False) if counts(trial)}
         for origin, params in design:
             if _key(params) not in there:
-                study.add_trial(waiting_trial(space, params, origin=origin))
+                study.add_trial(waiting_trial(objective.space, params, origin=origin, **objective.known(params)))
                 there.add(_key(params))
 
 
@@ -317,7 +387,7 @@ def run_trials(
         return "begin" if done + states.count(TrialState.RUNNING) < total else "wait"
 
     if need(study.get_trials(deepcopy=False)) != "done":
-        enqueue_design(study, objective.space, design[:total])
+        enqueue_design(study, objective, design[:total])
         fresh = lambda trials: _proposed(study, objective)  # noqa: E731
         claims.work(objective, need=need, fresh=fresh, after=lambda: after(study))
 
@@ -328,7 +398,7 @@ def _proposed(study: optuna.Study, objective: Objective) -> FrozenTrial:
     if propose is None:
         return waiting_trial(objective.space)
     params, origin = propose(study, objective.space)
-    return waiting_trial(objective.space, params, origin=origin)
+    return waiting_trial(objective.space, params, origin=origin, **objective.known(params))
 
 
 class Measured:
@@ -394,7 +464,8 @@ class Measured:
         def fresh(trials: Sequence[FrozenTrial]) -> FrozenTrial:
             allocation = left(trials, TrialState.COMPLETE, TrialState.RUNNING)[0]
             params = dict(zip(self.space, allocation.budgets, strict=True))
-            return waiting_trial(self.space, params, complete=allocation in outputs)
+            known = {"budgets": list(allocation.budgets), "complete": allocation in outputs}
+            return waiting_trial(self.space, params, **known)
 
         def progress() -> None:
             stored = completed(self.study)
@@ -409,6 +480,6 @@ class Measured:
         allocation = Allocation([trial.params[name] for name in self.space])
         complete = bool(trial.user_attrs.get("complete"))
         measurement = self.measure(allocation, complete=complete)
-        for key, value in attributes(allocation, measurement, outputs=complete).items():
+        for key, value in attributes(measurement, outputs=complete).items():
             trial.set_user_attr(key, value)
         return allocation.mean, measurement.score

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,7 @@ from mosaic_opt.settings import (
     recorded,
     require_known,
     require_name,
+    setting,
     storage_url,
     user_errors,
 )
@@ -43,7 +46,7 @@ def search(config: DictConfig, verb: str | None = None) -> None:
     verb: whose settings `config` has; None: of the verb that runs.
     """
     from mosaic_opt.storage import open_storage
-    from mosaic_opt.study import Plan, check_fingerprint, stored_study
+    from mosaic_opt.study import Plan, check_fingerprint, plan_record, stored_study
 
     with user_errors():
         numbers = checked(config, verb)
@@ -59,9 +62,10 @@ def search(config: DictConfig, verb: str | None = None) -> None:
         stored = stored_study(storage, name)
         if stored is not None:
             check_fingerprint(stored, fingerprint)
-    if stored is None or plan.key not in stored.user_attrs.get("finished", []):
+    run = stored is None or not plan_record(stored, plan.key).get("finished")
+    if run:
         _run_search(config, plan, source, name, storage, fingerprint, folder)
-    _show_result(config, plan, storage, name, folder)
+    _show_result(config, plan, storage, name, folder, ran=run)
 
 
 def _run_search(
@@ -74,11 +78,12 @@ def _run_search(
     folder: Path,
 ) -> None:
     """Everything that needs the model; other processes may do the same and share the work."""
+    from mosaic_opt.report.dashboard import Pages
     from mosaic_opt.report.terminal import TerminalWatch
     from mosaic_opt.stages import Search
     from mosaic_opt.workers import workers
 
-    watch = TerminalWatch()
+    watch = TerminalWatch(log=folder / "search.log", trial_done=Pages(storage, name).update)
     storage.say = watch.say
     with user_errors():
         bench = configured_bench(config, source, plan.counts, watch)
@@ -91,10 +96,11 @@ def _run_search(
             sampler=instantiate(config.sampler),
             storage=storage,
             fingerprint=fingerprint,
-            user_attrs={"config": recorded(config)},
+            config=recorded(config),
             watch=watch,
         )
-    settings = [f"study={name}", f"output={config.output}", f"host_gib={config.host_gib // config.workers}"]
+    settings = [setting("study", name), setting("output", config.output)]
+    settings.append(f"host_gib={config.host_gib // config.workers}")
     with workers(config.workers, settings, url=storage_url(config), logs=folder, say=watch.say):
         search.run()
 
@@ -104,17 +110,18 @@ def worker(config: DictConfig) -> None:
     from optuna import get_all_study_names
 
     from mosaic_opt.storage import open_storage
-    from mosaic_opt.study import stored_study
+    from mosaic_opt.study import latest_plan, stored_study
 
     with user_errors():
         own = checked(config)
         require_name(config.study)
         storage = open_storage(storage_url(config))
         study = stored_study(storage, config.study)
-        if study is None or "config" not in study.user_attrs:
-            require_known("study", config.study, get_all_study_names(storage) if study is None else [])
+        if study is None:
+            require_known("study", config.study, get_all_study_names(storage))
+        settings = latest_plan(study)["config"] if study and latest_plan(study) else None
+        if not isinstance(settings, dict):
             raise ValueError(f"study must be one that `mosaic search` began; got {config.study!r}")
-        settings = study.user_attrs["config"]
         settings |= {"study": config.study, "output": own["output"], "storage": own["storage"], "workers": 1}
         settings |= {key: own[key] for key in ("batch_size", "device_gib", "host_gib") if own[key] is not None}
         if own["device"] is not None:
@@ -164,15 +171,22 @@ def _ask(what: str, force: bool) -> None:
         raise ValueError("nothing was done")
 
 
-def _show_result(config: DictConfig, plan: Plan, storage: Any, name: str, folder: Path) -> None:
+def _show_result(config: DictConfig, plan: Plan, storage: Any, name: str, folder: Path, *, ran: bool) -> None:
+    from mosaic_opt.report.dashboard import draw, publish
+    from mosaic_opt.report.page import save_figures
     from mosaic_opt.report.result import result
     from mosaic_opt.report.terminal import print_result
+    from mosaic_opt.report.view import View
 
-    content = result(storage, name, winner=plan.winner, budgets=plan.budgets)
+    content = result(storage, name, plan.key)
     text = json.dumps(content, indent=2)
-    part = folder / f"result.json.{os.getpid()}.part"
-    part.write_text(text, encoding="utf-8")
-    part.replace(folder / "result.json")
+    _write(folder / "result.json", text)
+    allocations = {f"{row['allocation']}-{row['budget']}": row["budgets"] for row in content["rows"]}
+    _write(folder / "allocations.json", json.dumps(allocations))
+    if ran:
+        draw(storage, name)
+        files = [folder / file for file in ("result.json", "allocations.json", "search.log")]
+        publish(storage, name, [*files, *save_figures(View.of(storage, name), folder)], _artifacts(config))
     where = {
         "result": str(folder / "result.json"),
         "database": hidden(storage_url(config)),
@@ -180,6 +194,13 @@ def _show_result(config: DictConfig, plan: Plan, storage: Any, name: str, folder
     }
     print_result(content, where)
     put(text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that nobody sees half written."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def evaluate(config: DictConfig) -> None:
@@ -380,25 +401,70 @@ def _prompt(file: Any) -> str:
     return text
 
 
+def report(config: DictConfig) -> None:
+    """`mosaic report`: an HTML file about one search or all of a database; its path on stdout."""
+    from mosaic_opt.report.page import write_report
+    from mosaic_opt.report.studies import study_rows
+    from mosaic_opt.report.view import View
+    from mosaic_opt.storage import open_storage
+
+    with user_errors():
+        settings = checked(config)
+        storage = open_storage(storage_url(config))
+        names = [row["study"] for row in study_rows(storage) if row["stage"]]
+        if not names:
+            raise ValueError(f"storage.url must hold a search (mosaic search); got {hidden(storage_url(config))!r}")
+        wanted = settings["study"]
+        if wanted != "all":
+            require_known("study", wanted, names)
+        views = [View.of(storage, name) for name in (names if wanted == "all" else [wanted])]
+        folder = Path(settings["output"]) / "reports" / wanted
+        path = write_report(views, "All searches" if wanted == "all" else wanted, folder)
+    for view in views:
+        if view.result is None:
+            print(f"{view.name} has not come to its end: it is in stage {view.stage}", file=sys.stderr)
+    put(str(path))
+
+
 def dashboard(config: DictConfig) -> None:
     """`mosaic dashboard`: optuna-dashboard on the configured database, on loopback."""
+    from optuna.artifacts import FileSystemArtifactStore
     from optuna_dashboard import run_server
 
     from mosaic_opt.storage import open_storage
 
     with user_errors():
-        if isinstance(config.port, bool) or not isinstance(config.port, int) or not 1 <= config.port <= 65535:
-            raise ValueError(f"port must be between 1 and 65535; got {config.port!r}")
+        settings = checked(config)
+        host, port = str(settings["host"]), settings["port"]
+        if not _is_loopback(host):
+            if not settings["allow_anyone"]:
+                raise ValueError(
+                    f"host must be 127.0.0.1, or allow_anyone=true, as the dashboard asks nobody's name; got {host!r}"
+                )
+            print(f"no authentication: whoever reaches {host}:{port} may read and delete studies", file=sys.stderr)
         storage = open_storage(storage_url(config))
+        artifacts = _artifacts(config)
+        artifacts.mkdir(parents=True, exist_ok=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         # a request may swallow the exception that a signal raises; there is nothing to save here
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: os._exit(130))
-    print(f"http://127.0.0.1:{config.port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
+    print(f"http://{host}:{port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
     try:
-        run_server(storage, host="127.0.0.1", port=config.port)
+        run_server(storage, host=host, port=port, artifact_store=FileSystemArtifactStore(str(artifacts)))
     except OSError as error:
-        raise UserError(f"port {config.port} cannot be used: {error.strerror}; choose another with port=") from None
+        raise UserError(f"port {port} cannot be used: {error.strerror}; choose another with port=") from None
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _artifacts(config: DictConfig) -> Path:
+    """The folder of the artifacts of all studies."""
+    return Path(config.output) / "artifacts"
 
 
 def put(text: str) -> None:

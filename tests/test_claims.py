@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -9,14 +10,16 @@ import time
 from collections import Counter
 
 import optuna
+import psutil
 import pytest
 from optuna.distributions import IntDistribution
 from optuna.trial import TrialState
 
 from mosaic_opt import claims
 from mosaic_opt.claims import Claims, this_process, waiting_trial
+from mosaic_opt.objective import LevelObjective
 from mosaic_opt.storage import LockLost, open_storage
-from mosaic_opt.study import completed, decided
+from mosaic_opt.study import begin_plan, completed, decided, enqueue_design, latest_plan, record_plan
 from tests.sharing import check, shared_search
 
 SPACE = {"a": IntDistribution(0, 9), "b": IntDistribution(0, 9)}
@@ -125,6 +128,28 @@ def test_a_trial_of_another_machine_is_left_alone_while_it_beats(url, monkeypatc
     assert study.trials[1].state == TrialState.WAITING
 
 
+def test_nobody_is_dead_because_the_database_was_away(url):
+    study = study_of(url)
+    study.add_trial(waiting_trial(SPACE, {"a": 1, "b": 1}))
+    study.ask(SPACE).set_user_attr("worker", ["elsewhere", 1, 5.0, 1])
+    own = Claims(study, SPACE, grace=0.3)
+    own.recover()
+    time.sleep(0.4)
+    study._storage.back = time.monotonic()
+    own.recover()
+    assert study.trials[0].state == TrialState.RUNNING
+    time.sleep(0.4)
+    own.recover()
+    assert study.trials[0].state == TrialState.FAIL
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="reads /proc")
+def test_the_start_of_a_process_does_not_depend_on_the_clock():
+    ticks, own = os.sysconf("SC_CLK_TCK"), psutil.Process()
+    assert this_process()[2] / ticks + psutil.boot_time() == pytest.approx(own.create_time(), abs=1.5)
+    assert claims._started(2**22 + 1) == 0.0
+
+
 def test_a_running_trial_shows_that_it_lives(url, monkeypatch):
     monkeypatch.setattr(claims, "BEAT_SECONDS", 0.05)
     study = study_of(url)
@@ -170,6 +195,24 @@ def test_a_lost_lock_gives_the_trial_back(url, monkeypatch):
     assert study.trials[0].params == study.trials[1].params
 
 
+def test_what_may_be_done_twice_goes_on_after_a_lost_lock(url, monkeypatch):
+    study = study_of(url)
+
+    @contextlib.contextmanager
+    def losing(name):
+        yield
+        raise LockLost("x")
+
+    monkeypatch.setattr(study._storage, "exclusive", losing)
+    begin_plan(study, "k", {"a": 1})
+    record_plan(study, "k", refined_gain={"64": 1}, finished=True)
+    record_plan(study, "k", refined_gain={"96": 2})
+    objective = LevelObjective(levels=(8, 16), measure=None, layers=2)
+    enqueue_design(study, objective, [("x", objective.encode([0, 1]))])
+    assert latest_plan(study) == {"config": {"a": 1}, "refined_gain": {"64": 1, "96": 2}, "finished": True}
+    assert [trial.user_attrs["budgets"] for trial in study.trials] == [[8, 16]]
+
+
 def test_a_trial_fails_with_its_reason_and_others_go_on(url):
     study = study_of(url)
 
@@ -194,6 +237,8 @@ def test_a_full_disk_is_no_fault_of_the_trial(url):
 
     with pytest.raises(OSError, match="No space left"):
         Claims(study, SPACE).work(full, need=up_to(1), fresh=next_point)
+    states = [trial.state for trial in study.trials]
+    assert states == [TrialState.FAIL, TrialState.WAITING]  # others can go on at once
     Claims(study, SPACE).work(lambda t: 1.0, need=up_to(1), fresh=next_point)
     assert [trial.user_attrs.get("retry_of") for trial in completed(study)] == [0]
 

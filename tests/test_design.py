@@ -16,8 +16,9 @@ def measured(count, layers, gain):
     for _ in range(count):
         budgets = rng.choice([8, 16, 32, 64, 128, 256], size=layers)
         likelihood = float((gain * (1 - np.exp(-budgets / 60))).sum())
-        recorded = {"budgets": budgets.tolist(), "score": float(likelihood > gain.sum() / 2)}
-        yield SimpleNamespace(user_attrs={**recorded, "log_likelihood": likelihood})
+        measurement = {"score": float(likelihood > gain.sum() / 2)}
+        recorded = {"budgets": budgets.tolist(), "log_likelihood": likelihood, "measurement": measurement}
+        yield SimpleNamespace(user_attrs=recorded)
 
 
 def test_initial_design_has_every_uniform_and_spreads_over_the_means():

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -19,19 +20,21 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.utils import instantiate
 from optuna.trial import TrialState
 from transformers import AutoModelForCausalLM, DeepseekV3Config, StableLmConfig
 
 from mosaic_opt import __main__ as command
 from mosaic_opt.model import ModelSource
-from mosaic_opt.settings import configured_task
+from mosaic_opt.objective import measured
+from mosaic_opt.settings import configured_task, setting
 from mosaic_opt.storage import open_storage
 from mosaic_opt.study import completed
 from tests.postgres import PASSWORD
 
 CONF = Path(__file__).parents[1] / "conf"
-VERBS = ("search", "worker", "studies", "evaluate", "tasks", "baseline", "generate", "bench", "dashboard")
+VERBS = ("search", "worker", "studies", "evaluate", "tasks", "baseline", "generate", "bench", "report", "dashboard")
 GROUPS = ("model", "task", "eviction", "sampler", "storage")
 SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4", "levels=[32,64,128,256]"]
 
@@ -239,7 +242,7 @@ def check_result(result, folder):
     assert len(result["winner"]["budgets"]) == 4
     storage = open_storage(f"sqlite:///{folder}/mosaic.db")
     study = optuna.load_study(study_name="one", storage=storage)
-    assert {"fingerprint", "config", "versions", "stage", "metric", "protocol", "splits"} <= set(study.user_attrs)
+    assert {"fingerprint", "plan", "versions", "stage", "metric", "protocol", "splits"} <= set(study.user_attrs)
     splits = study.user_attrs["splits"].values()
     assert len({example for split in splits for example in split}) == 3 + 3 + 4
     budgets = [tuple(trial.user_attrs["budgets"]) for trial in completed(study)]
@@ -248,7 +251,7 @@ def check_result(result, folder):
         assert set(trial.user_attrs["budgets"]) <= {32, 64, 128, 256}
         assert trial.user_attrs["origin"] in ("ladder", "lhs", "surrogate", "classifier", "random")
     selection = {
-        tuple(t.user_attrs["budgets"]): t.user_attrs["score"]
+        tuple(t.user_attrs["budgets"]): measured(t)["score"]
         for t in completed(optuna.load_study(study_name="one-selection", storage=storage))
     }
     for budget in (48, 96):
@@ -340,9 +343,9 @@ def test_a_mixture_keeps_the_scores_of_its_tasks(capfd, tmp_path):
         assert row["score"] == pytest.approx(sum(row["task_scores"].values()) / 2)
     study = optuna.load_study(study_name="m", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db"))
     for trial in completed(study):
-        scores = trial.user_attrs["task_scores"]
+        scores = measured(trial)["task_scores"]
         assert set(scores) == {"niah_single_1", "next_line"}
-        assert trial.user_attrs["score"] == pytest.approx(sum(scores.values()) / 2)
+        assert measured(trial)["score"] == pytest.approx(sum(scores.values()) / 2)
 
 
 def test_baseline_measures_full_cache_and_uniform_on_several_tasks(capfd, tmp_path):
@@ -460,6 +463,105 @@ def test_studies_are_listed_copied_renamed_and_deleted(capfd, tmp_path):
     assert code == 0, err
     assert "prefill" not in err  # nothing is measured again
     assert len(optuna.get_all_study_names(open_storage(f"sqlite:///{tmp_path}/mosaic.db"))) == 4
+
+
+@pytest.mark.parametrize("text", ["plain", "a b,c=d", "it's", "back\\", "\\'", "[x]", "{y: 1}", "öü"])
+def test_a_setting_is_passed_on_as_it_is(text):
+    (parsed,) = OverridesParser.create().parse_overrides([setting("output", text)])
+    assert parsed.value() == text
+
+
+def test_each_plan_of_a_study_keeps_its_own_result(capfd, tmp_path):
+    common = ["search", *SMALL, f"output={tmp_path}", "study=k", "refine_trials=1"]
+    plans = [
+        ["budgets=[64]", "trials=4"],
+        ["budgets=[64,96]", "trials=7"],
+        ["budgets=[64]", "trials=7", "winner=paper"],
+    ]
+    results = [json.loads(run(capfd, *common, *plan)[1]) for plan in plans]
+    for plan, result in zip(plans, results, strict=True):
+        code, out, err = run(capfd, *common, *plan)
+        assert (code, "prefill" in err) == (0, False)
+        again = json.loads(out)
+        assert {key: again[key] for key in again if key not in ("trials", "seconds")} == {
+            key: result[key] for key in result if key not in ("trials", "seconds")
+        }
+        assert f"trials={again['config']['trials']}" in plan
+        assert {row["budget"] for row in again["rows"]} == set(again["config"]["budgets"])
+    code, _, err = run(capfd, "worker", f"output={tmp_path}", "study=k")
+    assert code == 0, err
+    (row,) = json.loads(run(capfd, "studies", f"output={tmp_path}")[1])
+    assert (row["stage"], row["total"]) == ("finished", 8)
+
+
+def test_studies_of_other_programs_are_listed(capfd, tmp_path):
+    storage = open_storage(f"sqlite:///{tmp_path}/mosaic.db")
+    for name, attributes in [
+        ("[/bold]", {"stage": "search", "finished": ["x"]}),
+        ("x", {"plan": [1], "plan:[1]": "text", "config": 3, "stage": ["search"]}),
+        ("x-test", {"stage": "test"}),
+    ]:
+        study = optuna.create_study(study_name=name, storage=storage)
+        study.optimize(lambda trial: trial.suggest_float("a", 0, 1), n_trials=1)
+        for key, value in attributes.items():
+            study.set_user_attr(key, value)
+    code, out, err = run(capfd, "studies", f"output={tmp_path}")
+    assert code == 0, err
+    assert [(row["study"], row["stage"], row["done"]) for row in json.loads(out)] == [
+        ("x", None, 2),
+        ("[/bold]", None, 1),
+    ]
+    assert "[/bold]" in err
+    code, _, err = run(capfd, "worker", f"output={tmp_path}", "study=x")
+    assert code == 2
+    assert "study must be one that `mosaic search` began; got 'x'" in err
+
+
+def test_reports_and_what_they_lack(capfd, tmp_path):
+    output = f"output={tmp_path}"
+    code, out, err = run(capfd, "report", output)
+    assert (code, out) == (2, "")
+    assert "must hold a search" in err
+    assert run(capfd, "search", *SMALL, output, "study=one", "budgets=[64]", "trials=6", "refine_trials=2")[0] == 0
+    study = optuna.load_study(study_name="one", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db"))
+    names = {meta.filename for meta in optuna.artifacts.get_all_artifact_meta(study)}
+    assert {"result.json", "allocations.json", "search.log", "front.png", "layers-64.png"} <= names
+    assert "search: 6 of 6" in re.sub(" +", " ", (tmp_path / "results/one/search.log").read_text()).replace(" :", ":")
+    code, out, err = run(capfd, "report", output, "study=on")
+    assert (code, out) == (2, "")
+    assert "study must be one of one" in err
+    code, out, err = run(capfd, "report", output, "study=one")
+    assert code == 0, err
+    assert Path(out.strip()) == tmp_path / "reports/one/report.html"
+    page = Path(out.strip()).read_text()
+    assert "mosaic search model=random" in page
+    assert "not come to its end" not in page
+
+
+def test_a_report_of_a_database_in_use(capfd, tmp_path):
+    output = f"output={tmp_path}"
+    process = spawn("search", *SMALL, output, "study=k", "budgets=[64]", "trials=2000", "workers=4")
+    wait_for_trials(process, tmp_path, 6)
+    code, out, err = run(capfd, "report", output, "study=k")
+    process.send_signal(signal.SIGTERM)
+    assert code == 0, err
+    assert "k has not come to its end: it is in stage search" in err
+    assert "not come to its end" in Path(out.strip()).read_text()
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [("host=0.0.0.0", "allow_anyone=true"), ("port=0", "port must be")],
+)
+def test_the_dashboard_is_not_opened_to_all_by_mistake(capfd, tmp_path, setting, message):
+    code, _, err = run(capfd, "dashboard", f"output={tmp_path}", setting)
+    assert code == 2
+    assert message in err
 
 
 def test_a_worker_of_another_version_or_without_a_study(capfd, tmp_path):

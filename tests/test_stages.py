@@ -5,13 +5,14 @@ import pytest
 
 from mosaic_opt.allocation import Allocation
 from mosaic_opt.evaluator import Measurement
-from mosaic_opt.stages import Search, front_of
-from mosaic_opt.study import Measured, Watch
+from mosaic_opt.stages import Search
+from mosaic_opt.study import Measured, Watch, front_of, plan_record
 
 
 def trial(number, budgets, score, likelihood=-1.0):
     mean = sum(budgets) / len(budgets)
-    attributes = {"budgets": budgets, "score": score, "log_likelihood": likelihood, "mean_budget": mean}
+    measurement = {"score": score, "mean_budget": mean}
+    attributes = {"budgets": budgets, "log_likelihood": likelihood, "measurement": measurement}
     return SimpleNamespace(number=number, values=[mean, score], user_attrs=attributes)
 
 
@@ -43,7 +44,7 @@ def search():
     made.study = optuna.create_study(directions=["minimize", "maximize"])
     selection = optuna.create_study(directions=["minimize", "maximize"])
     made.selection = Measured(selection, measure, layers=3, cap=500)
-    made.plan = SimpleNamespace(ladder=(50, 100), winner="shape")
+    made.plan = SimpleNamespace(ladder=(50, 100), winner="shape", key="k")
     method = SimpleNamespace(window=10, floor=10)
     made.bench = SimpleNamespace(method=method, cap=500, layers=3, evaluator=lambda split: None)
     made._inside = 0.0
@@ -59,7 +60,7 @@ FRONT = [
 
 def test_the_default_winner_is_the_best_shape_after_rescaling(search):
     assert search.select(FRONT) == Allocation([10, 40, 10])
-    assert search.study.user_attrs["winners"] == {"shape": [10, 40, 10], "paper": [200, 300, 100]}
+    assert plan_record(search.study, "k")["winners"] == {"shape": [10, 40, 10], "paper": [200, 300, 100]}
 
 
 def test_the_published_rule_takes_the_best_as_it_stands_among_the_uneven(search):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -209,7 +211,7 @@ def test_unusable_servers(postgres):
     "url",
     [
         "sqlite:////proc/none/x.db", "sqlite:///", "nonsense", "postgresql+nodriver://u:secret@h/d",
-        "mysql://u:secret@h/d", "journal:////proc/none/x", "postgresql://u:secret@nohost.invalid/d",
+        "mysql://u:secret@h/d", "sqlite:///x.db?timeout=3", "journal:///x?y", "journal:////proc/none/x", "postgresql://u:secret@nohost.invalid/d",
     ],
 )  # fmt: skip
 def test_unusable_storages(url):
@@ -217,6 +219,36 @@ def test_unusable_storages(url):
         open_storage(url)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+FULL = """
+import resource, signal, sys, optuna
+from mosaic_opt.storage import open_storage
+study = optuna.load_study(study_name="s", storage=open_storage(sys.argv[1]))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+size = int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))  # a file may not grow further: as on a full disk
+study.set_user_attr("long", "x" * 1000)
+"""
+
+
+def test_a_journal_outlives_a_full_disk_and_a_torn_write(tmp_path):
+    file = tmp_path / "s.log"
+    study = optuna.create_study(study_name="s", storage=open_storage(f"journal:///{file}"))
+    before = file.read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, f"journal:///{file}", str(len(before))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"File too large: '{file}'" in done.stderr
+    assert file.read_bytes() == before
+    with file.open("ab") as journal:
+        journal.write(b"x" * 5000)  # a process was killed while it wrote
+    study.set_user_attr("a", 1)
+    assert optuna.load_study(study_name="s", storage=open_storage(f"journal:///{file}")).user_attrs == {"a": 1}
 
 
 def test_a_file_that_is_no_database(tmp_path):

@@ -3,10 +3,9 @@ import pytest
 from optuna.trial import TrialState
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.claims import Claims
+from mosaic_opt.claims import Claims, this_process
 from mosaic_opt.evaluator import Measurement
-from mosaic_opt.objective import LevelObjective, WeightObjective, parameter_names
-from mosaic_opt.stages import front_of
+from mosaic_opt.objective import LevelObjective, WeightObjective, measured, parameter_names
 from mosaic_opt.storage import open_storage
 from mosaic_opt.study import (
     FingerprintMismatch,
@@ -16,6 +15,8 @@ from mosaic_opt.study import (
     completed,
     copy_search,
     delete_search,
+    front_of,
+    load_study,
     open_study,
     parts_of,
     run_trials,
@@ -63,9 +64,9 @@ def test_trials_are_a_total_and_attributes_are_recorded(storage, objective):
     )
     assert len(completed(study)) == 6
     trial = completed(study)[0]
-    assert trial.values == [sum(trial.user_attrs["budgets"]) / 3, trial.user_attrs["score"]]
+    assert trial.values == [sum(trial.user_attrs["budgets"]) / 3, measured(trial)["score"]]
     assert {"kv_bytes", "realised_mean", "example_scores", "example_log_likelihoods", "seconds"} <= set(
-        trial.user_attrs
+        measured(trial)
     )
     assert study.metric_names == ["mean budget", "score"]
 
@@ -201,15 +202,15 @@ def test_measurements_are_stored_once(storage):
         return measure(allocation)
 
     wanted = [Allocation([1, 2]), Allocation([2, 1]), Allocation([1, 2])]
-    measured = Measured(study, counted, layers=2, cap=50)
-    first, other, same = measured(wanted, outputs=wanted[:1])
+    stored = Measured(study, counted, layers=2, cap=50)
+    first, other, same = stored(wanted, outputs=wanted[:1])
     again = Measured(study, counted, layers=2, cap=50)
     assert again.missing([Allocation([3, 3]), *wanted]) == [Allocation([3, 3])]
     assert [trial.user_attrs for trial in again(wanted)] == [t.user_attrs for t in (first, other, same)]
     assert len(calls) == 2
     assert first == same
-    assert first.user_attrs["outputs"] == ["text"]
-    assert "outputs" not in other.user_attrs
+    assert measured(first)["outputs"] == ["text"]
+    assert "outputs" not in measured(other)
 
 
 @pytest.mark.parametrize(
@@ -252,6 +253,11 @@ def test_studies_that_only_look_like_parts_are_left_alone(tmp_path):
     assert parts_of(storage, "n") == ["n", "n-test"]
     with pytest.raises(ValueError, match="part of 'n'"):
         copy_search(storage, "n", "n-refine-64-abcdef")
+    running = load_study(storage, "n").ask()
+    running.set_user_attr("worker", [*this_process(), 1])
+    with pytest.raises(ValueError, match="has running trials"):
+        copy_search(storage, "n", "m")
+    running.set_user_attr("worker", [this_process()[0], 2**22 + 1, 5.0, 1])  # a process that has died
     copy_search(storage, "n", "m")
     delete_search(storage, "n")
     assert set(optuna.get_all_study_names(storage)) == {"n-selection", "n-test-test", "m", "m-test"}

@@ -147,10 +147,11 @@ def fill(url: str, layers: int) -> None:
         params, origin = sampler.propose(study, objective.space)
         allocation = SimpleNamespace(budgets=objective.decode(params), mean=objective.mean_budget(params))
         measurement = objective.measure(allocation)
+        stored = {"origin": origin, **objective.known(params), **attributes(measurement)}
         study.add_trial(
             create_trial(
                 params=params, distributions=dict(objective.space), values=[allocation.mean, measurement.score],
-                user_attrs={"origin": origin, **attributes(allocation, measurement)}, state=TrialState.COMPLETE,
+                user_attrs=stored, state=TrialState.COMPLETE,
             )
         )  # fmt: skip
 

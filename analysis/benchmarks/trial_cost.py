@@ -19,7 +19,7 @@ from mosaic_opt.design import initial_design
 from mosaic_opt.evaluator import Evaluator
 from mosaic_opt.eviction import SnapKV
 from mosaic_opt.model import ModelSource
-from mosaic_opt.objective import LevelObjective
+from mosaic_opt.objective import LevelObjective, measured
 from mosaic_opt.ranked import Prefiller, equal_lengths
 from mosaic_opt.samplers import MosaicSampler
 from mosaic_opt.study import completed
@@ -55,7 +55,7 @@ def main() -> None:
             study.optimize(objective, n_trials=1)
             walls.append(time.perf_counter() - start)
     prefill = statistics.median(prefills)
-    seconds = [trial.user_attrs["seconds"] for trial in completed(study)]
+    seconds = [measured(trial)["seconds"] for trial in completed(study)]
     print(f"prefill of {options.examples} examples: {prefill:.2f} s (median of {len(prefills)})")
     for label, times in (("a trial's evaluation", seconds), ("a whole trial", walls)):
         middle = statistics.median(times)

@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from mosaic_opt.objective import measured
 from mosaic_opt.report.statistics import cache_ratio, paired_gain
-from mosaic_opt.study import load_study, parts_of
+from mosaic_opt.study import latest_plan, load_study, parts_of, plan_record
 
 COMPARED = ("full", "uniform", "pyramid", "rescaled", "refined")
 
 
-def result(storage: BaseStorage, name: str, *, winner: str, budgets: Sequence[int]) -> dict[str, Any]:
+def result(storage: BaseStorage, name: str, key: str | None = None) -> dict[str, Any]:
     """Everything `result.json` holds, JSON-serialisable.
 
     Args:
         storage: study database.
         name: name of the stage-1 study.
-        winner: rule of stage 2 whose winner is reported (`shape` or `paper`).
-        budgets: mean budgets to report, each searched before.
+        key: of the plan whose result it is; None: the one begun last.
 
     Raises:
         KeyError: if the study is not there.
         ValueError: if its search has not come to an end yet.
     """
     study = load_study(storage, name)
-    if "finished" not in study.user_attrs:
+    plan = latest_plan(study) if key is None else plan_record(study, key)
+    if not plan.get("finished"):
         raise ValueError(f"study {name!r} is not finished: run the same search again to go on")
     splits = {split: _by_budgets(load_study(storage, f"{name}-{split}")) for split in ("selection", "test")}
-    chosen = study.user_attrs["allocations"]
-    won = study.user_attrs["winners"][winner]
+    winner, budgets = plan["config"]["winner"], plan["config"]["budgets"]
+    chosen, won = plan["allocations"], plan["winners"][winner]
     rows = [row for budget in budgets for row in budget_rows(budget, chosen[str(budget)], **splits)]
     return {
         "study": name,
-        "config": study.user_attrs["config"],
+        "config": plan["config"],
         "fingerprint": study.user_attrs["fingerprint"],
         "versions": study.user_attrs["versions"],
         "protocol": study.user_attrs["protocol"],
@@ -52,10 +52,10 @@ def result(storage: BaseStorage, name: str, *, winner: str, budgets: Sequence[in
             "scores": {split: _score(trials.get(tuple(won))) for split, trials in splits.items()},
         },
         "selection_gain": {
-            "winner": study.user_attrs["winner_gain"],
-            "refined": {str(budget): study.user_attrs.get("refined_gain", {}).get(str(budget)) for budget in budgets},
+            "winner": plan["winner_gain"],
+            "refined": {str(budget): plan.get("refined_gain", {}).get(str(budget)) for budget in budgets},
         },
-        "winners": study.user_attrs["winners"],
+        "winners": plan["winners"],
         "rows": rows,
         "uniform_curve": _uniform_curve(splits["test"]),
         "trials": _trial_counts(storage, name),
@@ -76,12 +76,13 @@ def budget_rows(
     """
     curve = _uniform_curve(test)
     trials = {name: test[tuple(chosen[name])] for name in COMPARED}
-    full = trials["full"].user_attrs["score"]
-    baseline = trials["uniform"].user_attrs["example_scores"]
+    full = measured(trials["full"])["score"]
+    baseline = measured(trials["uniform"])["example_scores"]
     rows = []
     for name, trial in trials.items():
-        recorded = trial.user_attrs
+        recorded = measured(trial)
         gain, low, high = paired_gain(recorded["example_scores"], baseline)
+        _, *score_interval = paired_gain(recorded["example_scores"], [0.0] * len(baseline))
         rows.append(
             {
                 "budget": budget,
@@ -90,6 +91,7 @@ def budget_rows(
                 "mean_budget": recorded["mean_budget"],
                 "kv_bytes": recorded["kv_bytes"],
                 "score": recorded["score"],
+                "score_interval": score_interval,
                 **{key: recorded[key] for key in ("task_scores",) if key in recorded},
                 "selection_score": _score(selection.get(tuple(recorded["budgets"]))),
                 "gain": gain,
@@ -107,12 +109,12 @@ def _by_budgets(study: optuna.Study) -> dict[tuple[int, ...], FrozenTrial]:
 
 def _uniform_curve(test: dict[tuple[int, ...], FrozenTrial]) -> list[tuple[float, float]]:
     return sorted(
-        (float(budgets[0]), trial.user_attrs["score"]) for budgets, trial in test.items() if len(set(budgets)) == 1
+        (float(budgets[0]), measured(trial)["score"]) for budgets, trial in test.items() if len(set(budgets)) == 1
     )
 
 
 def _score(trial: FrozenTrial | None) -> float | None:
-    return None if trial is None else trial.user_attrs["score"]
+    return None if trial is None else measured(trial)["score"]
 
 
 def _trial_counts(storage: BaseStorage, name: str) -> dict[str, dict[str, int]]:

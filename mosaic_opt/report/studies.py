@@ -10,7 +10,8 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from mosaic_opt.study import load_study, parts_of
+from mosaic_opt.objective import measured
+from mosaic_opt.study import latest_plan, load_study, parts_of
 
 
 def study_rows(storage: BaseStorage) -> list[dict[str, Any]]:
@@ -31,24 +32,25 @@ def study_rows(storage: BaseStorage) -> list[dict[str, Any]]:
 
 def _row(storage: BaseStorage, parts: list[str]) -> dict[str, Any]:
     main, *others = [load_study(storage, part) for part in parts]
+    plan = latest_plan(main)
+    config = plan.get("config", {})
     trials: dict[str | None, list[FrozenTrial]] = defaultdict(list)
     for study in (main, *others):
-        trials[study.user_attrs.get("stage")] += study.get_trials(deepcopy=False)
+        trials[study.user_attrs.get("stage") if plan else None] += study.get_trials(deepcopy=False)
     every = [trial for own in trials.values() for trial in own]
     states = Counter(trial.state for stage in ("search", "refine", None) for trial in trials[stage])
     moments = [moment for trial in every for moment in (trial.datetime_start, trial.datetime_complete) if moment]
     scored = [trial for trial in trials["search"] if trial.state == TrialState.COMPLETE]
-    best = max(scored, key=lambda trial: (trial.user_attrs["score"], -trial.user_attrs["mean_budget"]), default=None)
-    config = main.user_attrs.get("config", {})
+    best = max(scored, key=lambda trial: (measured(trial)["score"], -measured(trial)["mean_budget"]), default=None)
     return {
         "study": main.study_name,
         **{group: _named(config.get(group)) for group in ("model", "task", "eviction")},
-        "stage": _stage(main, trials),
+        "stage": _stage(plan, trials),
         "done": states[TrialState.COMPLETE] + states[TrialState.PRUNED],
         "total": config["trials"] + config["refine_trials"] * len(config["budgets"]) if config else None,
         "running": sum(trial.state == TrialState.RUNNING for trial in every),
-        "best_score": best and best.user_attrs["score"],
-        "best_budget": best and best.user_attrs["mean_budget"],
+        "best_score": best and measured(best)["score"],
+        "best_budget": best and measured(best)["mean_budget"],
         "seconds": (datetime.datetime.now() - max(moments)).total_seconds() if moments else None,
     }
 
@@ -60,9 +62,9 @@ def _named(settings: dict[str, Any] | None) -> str | None:
     return str(settings.get("name") or str(settings.get("_target_", "")).rpartition(".")[2])
 
 
-def _stage(main: optuna.Study, trials: dict[Any, Any]) -> str | None:
-    if main.user_attrs.get("stage") != "search":
+def _stage(plan: dict[str, Any], trials: dict[Any, Any]) -> str | None:
+    if not plan:
         return None
-    if main.user_attrs.get("finished"):
+    if plan.get("finished"):
         return "finished"
     return next((stage for stage in ("test", "refine", "selection") if trials.get(stage)), "search")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,17 +19,30 @@ from mosaic_opt.study import Watch
 
 
 class TerminalWatch(Watch):
-    """Progress bars with rate and time left (plain, rare lines where stderr is not a terminal)."""
+    """Progress bars with rate and time left (plain, rare lines where stderr is not a terminal).
+
+    Args:
+        log: file to which what was said and done is added, with the time.
+        trial_done: called after each trial.
+    """
+
+    def __init__(self, log: Path | None = None, trial_done: Callable[[], None] = lambda: None) -> None:
+        self._log, self._trial_done = log, trial_done
+
+    def trial_done(self) -> None:
+        self._trial_done()
 
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
+        last = (0, "")
         quiet = not sys.stderr.isatty()
         interval = {"mininterval": 10.0, "maxinterval": 30.0} if quiet else {}
         with tqdm(total=total, desc=f"{label:<20}", file=sys.stderr, ncols=110, **interval) as bar:
             started = False
 
             def advance(done: int, note: str) -> None:
-                nonlocal started
+                nonlocal started, last
+                last = done, note
                 if not started:  # what an earlier run did must not count for the rate
                     bar.initial = bar.n = done
                     started = True
@@ -36,10 +51,19 @@ class TerminalWatch(Watch):
                 if not quiet:
                     bar.refresh()
 
-            yield advance
+            try:
+                yield advance
+            finally:
+                self._logged(f"{label}: {last[0]} of {total} {last[1]}")
 
     def say(self, text: str) -> None:
         tqdm.write(text, file=sys.stderr)
+        self._logged(text)
+
+    def _logged(self, text: str) -> None:
+        if self._log is not None:
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {text.rstrip()}\n")
 
 
 def print_result(result: dict[str, Any], where: dict[str, str]) -> None:
@@ -104,7 +128,7 @@ def print_table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None
     """A table as it is."""
     table = Table(*headings)
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     _console().print(table)
 
 
