@@ -170,7 +170,7 @@ class Bench:
                     batch_size=self.batch_size,
                     store=folder,
                     **self._limits,
-                    progress=lambda done, total: advance(done, ""),
+                    progress=lambda done, total: advance(done, str),
                     say=self.watch.say,
                 )
         return self._evaluators[split]
@@ -431,7 +431,7 @@ class Search:
         with self.watch.bar(label, total) as advance:
 
             def after(study: optuna.Study) -> None:
-                advance(len(decided(study)), _note(completed(study)))
+                advance(len(decided(study)), lambda: _note(completed(study)))
                 self.watch.trial_done()
 
             run_trials(study, objective, total=total, design=design, after=after)
@@ -444,8 +444,7 @@ class Search:
         with self.watch.bar(label, len(set(wanted))) as advance:
 
             def after(done: int, latest: FrozenTrial | None) -> None:
-                shown = f"mean {latest.values[0]:.0f}: {latest.values[1]:.3f}" if latest else ""
-                advance(done, shown)
+                advance(done, lambda: f"mean {latest.values[0]:.0f}: {latest.values[1]:.3f}" if latest else "")
 
             return split(wanted, outputs=outputs, after=after)
 

@@ -106,8 +106,8 @@ class Watch:
     """What the stages tell whoever looks on; this one stays silent."""
 
     @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
-        """A progress bar; call it with what is done so far and a short note."""
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int, Callable[[], str]], None]]:
+        """A progress bar; call it with what is done so far and what makes a short note, if one is shown."""
         yield lambda done, note: None
 
     def say(self, text: str) -> None:

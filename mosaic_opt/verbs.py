@@ -419,7 +419,7 @@ def report(config: DictConfig) -> None:
             require_known("study", wanted, names)
         views = [View.of(storage, name) for name in (names if wanted == "all" else [wanted])]
         folder = Path(settings["output"]) / "reports" / wanted
-        path = write_report(views, "All searches" if wanted == "all" else wanted, folder)
+        path = write_report(views, f"Report on {'all searches' if wanted == 'all' else wanted}", folder)
     for view in views:
         if view.result is None:
             print(f"{view.name} has not come to its end: it is in stage {view.stage}", file=sys.stderr)

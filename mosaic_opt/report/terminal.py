@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from tqdm import tqdm
 
 from mosaic_opt.report.result import COMPARED
 from mosaic_opt.study import Watch
+
+SHARE = 0.01  # of the time, at most, that goes into notes
 
 
 class TerminalWatch(Watch):
@@ -33,28 +36,30 @@ class TerminalWatch(Watch):
         self._trial_done()
 
     @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
-        last = (0, "")
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int, Callable[[], str]], None]]:
+        last: tuple[int, Callable[[], str]] = (0, str)
         quiet = not sys.stderr.isatty()
         interval = {"mininterval": 10.0, "maxinterval": 30.0} if quiet else {}
         with tqdm(total=total, desc=f"{label:<20}", file=sys.stderr, ncols=110, **interval) as bar:
-            started = False
+            started, due = False, 0.0
 
-            def advance(done: int, note: str) -> None:
-                nonlocal started, last
+            def advance(done: int, note: Callable[[], str]) -> None:
+                nonlocal started, last, due
                 last = done, note
                 if not started:  # what an earlier run did must not count for the rate
                     bar.initial = bar.n = done
                     started = True
-                bar.set_postfix_str(note, refresh=False)
+                before = time.monotonic()
+                if before >= due or done == total:
+                    bar.set_postfix_str(note(), refresh=False)
+                    after = time.monotonic()
+                    due = after + (after - before) / SHARE
                 bar.update(done - bar.n)
                 if not quiet:
                     bar.refresh()
 
-            try:
-                yield advance
-            finally:
-                self._logged(f"{label}: {last[0]} of {total} {last[1]}")
+            yield advance
+        self._logged(f"{label}: {last[0]} of {total} {last[1]()}")
 
     def say(self, text: str) -> None:
         tqdm.write(text, file=sys.stderr)
