@@ -200,7 +200,7 @@ def open_study(
         directions = [direction.name.lower() for direction in study.directions]
         if directions != list(objective.directions):
             raise FingerprintMismatch(
-                f"study {name!r} must have directions {list(objective.directions)}: {directions}"
+                f"study {name!r} has directions {directions}, not {list(objective.directions)}: choose another study=..."
             )
         check_fingerprint(study, fingerprint)
         wanted = {**user_attrs, "fingerprint": fingerprint, "versions": versions()}

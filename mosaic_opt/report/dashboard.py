@@ -12,7 +12,7 @@ from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta, upl
 from optuna.storages import BaseStorage
 from optuna_dashboard import get_note, save_note, save_plotly_graph_object
 
-from mosaic_opt.claims import orderly
+from mosaic_opt.claims import orderly, orderly_by_name
 from mosaic_opt.objective import by_score, measured
 from mosaic_opt.report.charts import Bars, Chart, Series, charts_of
 from mosaic_opt.report.interactive import figure
@@ -42,7 +42,15 @@ class Pages:
 
 
 def draw(storage: BaseStorage, name: str) -> None:
-    """Write notes and plots of a search's studies as they are now."""
+    """Write notes and plots of a search's studies as they are now.
+
+    One process at a time, as a plot is several writes.
+    """
+    with orderly_by_name(storage, f"{name}.pages"):
+        _draw(storage, name)
+
+
+def _draw(storage: BaseStorage, name: str) -> None:
     view = View.of(storage, name)
     main, *others = [load_study(storage, part) for part in parts_of(storage, name)]
     _note(main, _search_note(view))
