@@ -199,9 +199,8 @@ def open_study(
         )
         directions = [direction.name.lower() for direction in study.directions]
         if directions != list(objective.directions):
-            raise FingerprintMismatch(
-                f"study {name!r} has directions {directions}, not {list(objective.directions)}: choose another study=..."
-            )
+            wanted = list(objective.directions)
+            raise FingerprintMismatch(f"study {name!r} has directions {directions}, not {wanted}: choose another")
         check_fingerprint(study, fingerprint)
         wanted = {**user_attrs, "fingerprint": fingerprint, "versions": versions()}
         for key, value in wanted.items():
