@@ -93,7 +93,7 @@ class Objective(ABC):
 
 def _rival(trials: Sequence[FrozenTrial], allocation: Allocation) -> FrozenTrial | None:
     """The best of the measured trials that keep no more pairs than this allocation."""
-    cheap = [t for t in trials if MEASUREMENT in t.user_attrs and measured(t)["mean_budget"] <= allocation.mean]
+    cheap = [t for t in trials if is_measured(t) and measured(t)["mean_budget"] <= allocation.mean]
     return max(cheap, key=by_score, default=None)
 
 
@@ -212,6 +212,13 @@ def attributes(measurement: Measurement, *, outputs: bool = False) -> dict[str, 
     if outputs:
         recorded["outputs"] = list(measurement.outputs)
     return {"log_likelihood": measurement.log_likelihood, MEASUREMENT: recorded}
+
+
+def is_measured(trial: FrozenTrial) -> bool:
+    """Whether a trial's allocation was measured here; an imported one's was not."""
+    return (
+        trial.state == TrialState.COMPLETE and {"budgets", "log_likelihood", MEASUREMENT} <= trial.user_attrs.keys()
+    )
 
 
 def measured(trial: FrozenTrial) -> dict[str, Any]:

@@ -39,7 +39,6 @@ from mosaic_opt.study import (
     Plan,
     Watch,
     begin_plan,
-    completed,
     decided,
     feasible,
     front_of,
@@ -264,7 +263,7 @@ class Search:
         """Stage 1: mean budget against score on the calibration examples; returns the front by mean budget."""
         design = initial_design(self.objective, trials=self.plan.trials, seed=self.plan.seed)
         self._run(self.study, self.objective, self.plan.trials, design, "search")
-        return front_of(completed(self.study))
+        return front_of(feasible(self.study))
 
     # Stage 2 ------------------------------------------------------------------------------------------------
 
@@ -353,7 +352,7 @@ class Search:
             objective,
             rescaled=rescaled,
             shapes=[self.rescale(Allocation(trial.user_attrs["budgets"]), objective.budget) for trial in nearest],
-            trials=completed(self.study),
+            trials=feasible(self.study),
             window=self.bench.method.window,
             seed=self.plan.seed,
         )
@@ -431,7 +430,7 @@ class Search:
         with self.watch.bar(label, total) as advance:
 
             def after(study: optuna.Study) -> None:
-                advance(len(decided(study)), lambda: _note(completed(study)))
+                advance(len(decided(study)), lambda: _note(feasible(study)))
                 self.watch.trial_done()
 
             run_trials(study, objective, total=total, design=design, after=after)

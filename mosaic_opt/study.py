@@ -22,12 +22,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mosaic_opt.allocation import Allocation
 from mosaic_opt.claims import Claims, Need, alive, orderly, orderly_by_name, waiting_trial
-from mosaic_opt.objective import MEASUREMENT, Direction, Measure, Objective, attributes, by_score, parameter_names
+from mosaic_opt.objective import Direction, Measure, Objective, attributes, by_score, is_measured, parameter_names
 from mosaic_opt.samplers.pareto import shells
 
 DECIDED = (TrialState.COMPLETE, TrialState.PRUNED)
 _PART = r"-(selection|test|refine-\d+-[0-9a-f]{6})"  # what follows a search's name in its further studies' names
 _PLAN = "plan:"  # followed by a plan's key: the attribute that holds its record
+_PLANNED = {"trials", "refine_trials", "budgets", "winner"}  # settings that a plan's record is read for
 WINNER_RULES = ("shape", "paper")
 VERSIONED = ("mosaic-opt", "torch", "transformers", "optuna", "numpy", "scikit-learn")
 
@@ -199,8 +200,8 @@ def open_study(
         )
         directions = [direction.name.lower() for direction in study.directions]
         if directions != list(objective.directions):
-            wanted = list(objective.directions)
-            raise FingerprintMismatch(f"study {name!r} has directions {directions}, not {wanted}: choose another")
+            other = f"has directions {directions}, not {list(objective.directions)}"
+            raise FingerprintMismatch(f"study {name!r} {other}: choose another study=...")
         check_fingerprint(study, fingerprint)
         wanted = {**user_attrs, "fingerprint": fingerprint, "versions": versions()}
         for key, value in wanted.items():
@@ -224,7 +225,21 @@ def plan_record(study: optuna.Study, key: str) -> dict[str, Any]:
 
 def latest_plan(study: optuna.Study) -> dict[str, Any]:
     """The record of the plan that was begun last; empty if the study is none of a search."""
-    return plan_record(study, str(study.user_attrs.get("plan")))
+    record = plan_record(study, str(study.user_attrs.get("plan")))
+    config = record.get("config")
+    return record if isinstance(config, dict) and config.keys() >= _PLANNED else {}
+
+
+def stage_of(study: optuna.Study) -> str | None:
+    """Where a search is with the plan begun last: search, selection, refine, test or finished; None if it is none."""
+    plan = latest_plan(study)
+    if not plan:
+        return None
+    if plan.get("finished"):
+        return "finished"
+    if len(decided(study)) < plan["config"]["trials"]:
+        return "search"
+    return "test" if "allocations" in plan else "refine" if "winners" in plan else "selection"
 
 
 def begin_plan(study: optuna.Study, key: str, config: dict[str, Any]) -> None:
@@ -312,11 +327,7 @@ def completed(study: optuna.Study) -> list[FrozenTrial]:
 
 def feasible(study: optuna.Study) -> list[FrozenTrial]:
     """The completed trials that were measured here and violate no constraint; an imported one may."""
-    return [
-        trial
-        for trial in completed(study)
-        if MEASUREMENT in trial.user_attrs and all(value <= 0 for value in trial.constraints.values())
-    ]
+    return [t for t in completed(study) if is_measured(t) and all(value <= 0 for value in t.constraints.values())]
 
 
 def decided(study: optuna.Study) -> list[FrozenTrial]:
@@ -420,7 +431,7 @@ class Measured:
     @property
     def trials(self) -> dict[tuple[int, ...], FrozenTrial]:
         """The stored measurements by their budgets."""
-        return {tuple(trial.user_attrs["budgets"]): trial for trial in completed(self.study)}
+        return {tuple(trial.user_attrs["budgets"]): trial for trial in feasible(self.study)}
 
     def missing(self, wanted: Iterable[Allocation]) -> list[Allocation]:
         """Those of the allocations that are not stored yet, each once."""

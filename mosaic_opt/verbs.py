@@ -83,7 +83,8 @@ def _run_search(
     from mosaic_opt.stages import Search
     from mosaic_opt.workers import workers
 
-    watch = TerminalWatch(log=folder / "search.log", trial_done=Pages(storage, name).update)
+    pages = Pages(storage, name, lambda text: watch.say(text))
+    watch = TerminalWatch(log=folder / "search.log", trial_done=pages.update)
     storage.say = watch.say
     with user_errors():
         bench = configured_bench(config, source, plan.counts, watch)
@@ -416,6 +417,7 @@ def report(config: DictConfig) -> None:
             raise ValueError(f"storage.url must hold a search (mosaic search); got {hidden(storage_url(config))!r}")
         wanted = settings["study"]
         if wanted != "all":
+            require_name(wanted)
             require_known("study", wanted, names)
         views = [View.of(storage, name) for name in (names if wanted == "all" else [wanted])]
         folder = Path(settings["output"]) / "reports" / wanted
@@ -449,7 +451,8 @@ def dashboard(config: DictConfig) -> None:
         # a request may swallow the exception that a signal raises; there is nothing to save here
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda *_: os._exit(130))
-    print(f"http://{host}:{port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
+    shown = f"[{host}]" if ":" in host else host
+    print(f"http://{shown}:{port}/dashboard  (Ctrl-C ends it)", file=sys.stderr)
     try:
         run_server(storage, host=host, port=port, artifact_store=FileSystemArtifactStore(str(artifacts)))
     except OSError as error:

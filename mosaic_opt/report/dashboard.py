@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import optuna
@@ -27,16 +27,19 @@ PAUSE_SECONDS = 10  # between two updates, at least
 class Pages:
     """Keeps a search's pages up to date while it runs."""
 
-    def __init__(self, storage: BaseStorage, name: str) -> None:
-        self.storage, self.name = storage, name
+    def __init__(self, storage: BaseStorage, name: str, say: Callable[[str], None]) -> None:
+        self.storage, self.name, self.say = storage, name, say
         self._next = time.monotonic() + PAUSE_SECONDS
 
     def update(self) -> None:
-        """Draw the pages anew, if it is time to."""
+        """Draw the pages anew, if it is time to; a failure is told and ends nothing."""
         start = time.monotonic()
         if start < self._next:
             return
-        draw(self.storage, self.name)
+        try:
+            draw(self.storage, self.name)
+        except Exception as error:
+            self.say(f"the pages of {self.name} were not drawn: {error!r}")
         end = time.monotonic()
         self._next = end + max(PAUSE_SECONDS, (end - start) / SHARE)
 
@@ -90,7 +93,9 @@ def _search_note(view: View) -> str:
         "Go on, or show the result again:",
         _fenced(str(view.config.get("command") or f"mosaic search study={view.name}")),
     ]
-    made = [f"- {_escaped(key)}: {_escaped(str(value))}" for key, value in view.attributes["fingerprint"].items()]
+    made = [
+        f"- {_escaped(key)}: {_escaped(str(value))}" for key, value in view.attributes.get("fingerprint", {}).items()
+    ]
     return "\n\n".join([*lines, "Made from:", "\n".join(made)])
 
 

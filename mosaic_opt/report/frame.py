@@ -8,7 +8,7 @@ import pandas as pd
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial
 
-from mosaic_opt.objective import MEASUREMENT, measured
+from mosaic_opt.objective import is_measured, measured
 from mosaic_opt.report.studies import study_rows
 from mosaic_opt.report.view import View
 from mosaic_opt.storage import open_storage
@@ -55,7 +55,7 @@ def load_trials(url: str) -> pd.DataFrame:
     for search in _searches(storage):
         for part in parts_of(storage, search["study"]):
             study = load_study(storage, part)
-            stage = study.user_attrs["stage"]
+            stage = study.user_attrs.get("stage")
             rows += [{**search, "stage": stage, **_row(trial)} for trial in study.get_trials(deepcopy=False)]
     return pd.DataFrame(rows, columns=list(TRIAL_COLUMNS))
 
@@ -90,7 +90,7 @@ def _row(trial: FrozenTrial) -> dict[str, Any]:
         "started": trial.datetime_start,
         "ended": trial.datetime_complete,
     }
-    if MEASUREMENT in trial.user_attrs:
+    if is_measured(trial):
         content = measured(trial)
         row |= {key: content[key] for key in ("mean_budget", "score", "log_likelihood", "kv_bytes", "seconds")}
         row["examples"] = len(content["example_scores"])

@@ -8,6 +8,8 @@ import datetime
 import gzip
 import json
 import re
+import shutil
+import tempfile
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -25,6 +27,7 @@ from mosaic_opt.report.result import COMPARED
 from mosaic_opt.report.static import save
 from mosaic_opt.report.view import View
 
+PAGE = "report.html"
 EXAMPLES = 8  # answers shown, at most
 TEXT = 600  # characters of an answer, at most
 
@@ -34,13 +37,26 @@ Table = tuple[list[str], list[list[str]]]
 def write_report(views: Sequence[View], title: str, folder: Path) -> Path:
     """Write report.html, and the figures (PNG, SVG) and tables (CSV) it shows as files beside it.
 
+    An earlier report there is replaced when the new one is complete.
+
     Args:
         views: the searches, at least one.
         title: of the page.
         folder: is made if it is not there.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as new:
+        _write_all(views, title, Path(new))
+        for name in ("figures", "tables"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+            (Path(new) / name).rename(folder / name)
+        (Path(new) / PAGE).replace(folder / PAGE)
+    return folder / PAGE
+
+
+def _write_all(views: Sequence[View], title: str, folder: Path) -> None:
     for name in ("figures", "tables"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name).mkdir()
     described = []
     for number, view in enumerate(views, 1):
         search = _described(view)
@@ -66,9 +82,7 @@ def write_report(views: Sequence[View], title: str, folder: Path) -> Path:
         comparisons=compared,
         plotly=base64.b64encode(packed).decode(),
     )
-    page = folder / "report.html"
-    page.write_text(text, encoding="utf-8")
-    return page
+    (folder / PAGE).write_text(text, encoding="utf-8", errors="replace")
 
 
 def save_figures(view: View, folder: Path) -> list[Path]:
@@ -201,7 +215,7 @@ def changed_answers(view: View, budget: int) -> list[dict[str, Any]]:
 
 
 def _write_csv(path: Path, content: Table) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
         csv.writer(file).writerows(chain([content[0]], content[1]))
 
 

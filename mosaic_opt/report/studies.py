@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, defaultdict
+from contextlib import suppress
 from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from mosaic_opt.objective import measured
-from mosaic_opt.study import latest_plan, load_study, parts_of
+from mosaic_opt.objective import is_measured, measured
+from mosaic_opt.study import latest_plan, load_study, parts_of, stage_of
 
 
 def study_rows(storage: BaseStorage) -> list[dict[str, Any]]:
@@ -26,7 +27,10 @@ def study_rows(storage: BaseStorage) -> list[dict[str, Any]]:
     names = sorted(optuna.get_all_study_names(storage))
     parts = {name: parts_of(storage, name, names) for name in names}
     derived = {part for own in parts.values() for part in own[1:]}
-    rows = [_row(storage, parts[name]) for name in names if name not in derived]
+    rows = []
+    for name in names:
+        with suppress(KeyError):  # it was deleted meanwhile
+            rows += [] if name in derived else [_row(storage, parts[name])]
     return sorted(rows, key=lambda row: (row["seconds"] is None, row["seconds"] or 0.0))
 
 
@@ -40,12 +44,12 @@ def _row(storage: BaseStorage, parts: list[str]) -> dict[str, Any]:
     every = [trial for own in trials.values() for trial in own]
     states = Counter(trial.state for stage in ("search", "refine", None) for trial in trials[stage])
     moments = [moment for trial in every for moment in (trial.datetime_start, trial.datetime_complete) if moment]
-    scored = [trial for trial in trials["search"] if trial.state == TrialState.COMPLETE]
+    scored = [trial for trial in trials["search"] if is_measured(trial)]
     best = max(scored, key=lambda trial: (measured(trial)["score"], -measured(trial)["mean_budget"]), default=None)
     return {
         "study": main.study_name,
         **{group: _named(config.get(group)) for group in ("model", "task", "eviction")},
-        "stage": _stage(plan, trials),
+        "stage": stage_of(main),
         "done": states[TrialState.COMPLETE] + states[TrialState.PRUNED],
         "total": config["trials"] + config["refine_trials"] * len(config["budgets"]) if config else None,
         "running": sum(trial.state == TrialState.RUNNING for trial in every),
@@ -55,16 +59,8 @@ def _row(storage: BaseStorage, parts: list[str]) -> dict[str, Any]:
     }
 
 
-def _named(settings: dict[str, Any] | None) -> str | None:
+def _named(settings: Any) -> str | None:
     """The name of a choice: its own, or its class's."""
-    if not settings:
+    if not settings or not isinstance(settings, dict):
         return None
     return str(settings.get("name") or str(settings.get("_target_", "")).rpartition(".")[2])
-
-
-def _stage(plan: dict[str, Any], trials: dict[Any, Any]) -> str | None:
-    if not plan:
-        return None
-    if plan.get("finished"):
-        return "finished"
-    return next((stage for stage in ("test", "refine", "selection") if trials.get(stage)), "search")

@@ -40,7 +40,7 @@ class TerminalWatch(Watch):
         last: tuple[int, Callable[[], str]] = (0, str)
         quiet = not sys.stderr.isatty()
         interval = {"mininterval": 10.0, "maxinterval": 30.0} if quiet else {}
-        with tqdm(total=total, desc=f"{label:<20}", file=sys.stderr, ncols=110, **interval) as bar:
+        with tqdm(total=total, desc=f"{label:<20}", file=sys.stderr, ncols=130, **interval) as bar:
             started, due = False, 0.0
 
             def advance(done: int, note: Callable[[], str]) -> None:

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial
 from mosaic_opt.objective import by_score
 from mosaic_opt.report.result import result
 from mosaic_opt.samplers.surrogate import Surrogate
-from mosaic_opt.study import completed, feasible, front_of, latest_plan, load_study, parts_of
+from mosaic_opt.study import feasible, front_of, latest_plan, load_study, parts_of, stage_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -25,15 +25,15 @@ class View:
     """One search.
 
     name: of its study; plan: what that keeps of the plan begun last (see `study.plan_record`); attributes: of the
-    study; trials: completed ones of stage 1; refined: those of stage 4 by mean budget; states: trials of every study
-    by state; tested: measurements on the test examples by budgets; result: as in `result.json`, None before the end.
+    study; trials: completed ones of stage 1; stage: see `study.stage_of`; states: trials of every study by state;
+    tested: measurements on the test examples by budgets; result: as in `result.json`, None before the end.
     """
 
     name: str
     plan: dict[str, Any]
     attributes: dict[str, Any]
     trials: list[FrozenTrial]
-    refined: dict[int, list[FrozenTrial]]
+    stage: str | None
     states: dict[str, dict[str, int]]
     tested: dict[tuple[int, ...], FrozenTrial]
     result: dict[str, Any] | None
@@ -43,9 +43,15 @@ class View:
         """Read it.
 
         Raises:
-            KeyError: if there is no study of this name.
-            ValueError: if it is not one that a search began.
+            ValueError: if there is no study of this name that a search began, or it is not whole (any more).
         """
+        try:
+            return cls._read(storage, name)
+        except KeyError as error:
+            raise ValueError(f"study {name!r} is not there or not whole: {error} is missing") from error
+
+    @classmethod
+    def _read(cls, storage: BaseStorage, name: str) -> View:
         study = load_study(storage, name)
         plan = latest_plan(study)
         if not plan:
@@ -56,17 +62,13 @@ class View:
             name=name,
             plan=plan,
             attributes=study.user_attrs,
-            trials=completed(study),
-            refined={
-                other.user_attrs["budget"]: feasible(other)
-                for other in others
-                if other.user_attrs["stage"] == "refine"
-            },
+            trials=feasible(study),
+            stage=stage_of(study),
             states={
                 other.study_name: dict(Counter(trial.state.name for trial in other.get_trials(deepcopy=False)))
                 for other in (study, *others)
             },
-            tested={tuple(budgets_of(t)): t for t in (completed(by_stage["test"]) if "test" in by_stage else [])},
+            tested={tuple(budgets_of(t)): t for t in (feasible(by_stage["test"]) if "test" in by_stage else [])},
             result=result(storage, name) if plan.get("finished") else None,
         )
 
@@ -74,15 +76,6 @@ class View:
     def config(self) -> dict[str, Any]:
         """The settings of the plan."""
         return dict(self.plan["config"])
-
-    @property
-    def stage(self) -> str:
-        """What was worked on last: search, selection, refine, test or finished."""
-        if self.result:
-            return "finished"
-        if self.tested:
-            return "test"
-        return "refine" if self.refined else "selection" if self.states.get(f"{self.name}-selection") else "search"
 
     @cached_property
     def front(self) -> list[FrozenTrial]:
@@ -114,6 +107,10 @@ class View:
         """
         budgets = np.array([budgets_of(trial) for trial in self.trials], dtype=float)
         score, likelihood = np.array([by_score(trial) for trial in self.trials], dtype=float).T
+        usable = np.isfinite(score) & np.isfinite(likelihood)
+        if usable.sum() < 2:
+            return np.zeros(budgets.shape[1])
+        budgets, likelihood, score = budgets[usable], likelihood[usable], score[usable]
         surrogate = Surrogate(budgets, likelihood, score)
         best = np.array(budgets_of(self.front[-1]), dtype=float)
         cut = np.tile(best, (len(best), 1))

@@ -138,12 +138,19 @@ def test_updates_take_a_small_share_of_the_time(monkeypatch):
 
     monkeypatch.setattr(dashboard.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(dashboard, "draw", slow)
-    pages = Pages(None, "x")
+    pages = Pages(None, "x", pytest.fail)
     while now[0] < 3000:
         now[0] += 0.5
         pages.update()
     assert 5 < len(drawn) < 3000 * 0.02 / 3.0
     assert drawn[0] == pytest.approx(dashboard.PAUSE_SECONDS)
+
+
+def test_pages_that_cannot_be_drawn_end_nothing(monkeypatch, tmp_path):
+    said = []
+    monkeypatch.setattr(dashboard, "PAUSE_SECONDS", 0)
+    Pages(open_storage(f"sqlite:///{tmp_path}/s.db"), "none", said.append).update()
+    assert "the pages of none were not drawn" in said[0]
 
 
 def test_notes_are_written_once(tmp_path):
