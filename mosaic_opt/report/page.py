@@ -25,6 +25,7 @@ from mosaic_opt.report.charts import Chart, charts_of, table_of
 from mosaic_opt.report.interactive import figure
 from mosaic_opt.report.result import COMPARED
 from mosaic_opt.report.static import save
+from mosaic_opt.report.studies import choice_name
 from mosaic_opt.report.view import View
 
 PAGE = "report.html"
@@ -133,7 +134,7 @@ def _described(view: View) -> dict[str, Any]:
 
 def what(view: View) -> str:
     """One sentence: model, task, method, protocol, examples."""
-    names = {group: _named(view.config.get(group)) for group in ("model", "task", "eviction")}
+    names = {group: choice_name(view.config.get(group)) for group in ("model", "task", "eviction")}
     attributes = view.attributes
     overlap = "; the splits may share examples" if attributes.get("allow_overlap") else ""
     splits = ", ".join(f"{len(ids)} {split}" for split, ids in attributes.get("splits", {}).items())
@@ -141,11 +142,6 @@ def what(view: View) -> str:
         f"{names['model']} on {names['task']} ({attributes.get('metric')}, {attributes.get('protocol')}) under "
         f"{names['eviction']}; examples: {splits}{overlap}."
     )
-
-
-def _named(settings: dict[str, Any] | None) -> str:
-    content = settings or {}
-    return str(content.get("name") or content.get("path") or str(content.get("_target_", "?")).rpartition(".")[2])
 
 
 def _prepared(chart: Chart, stem: Path) -> dict[str, Any]:

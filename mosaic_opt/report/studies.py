@@ -48,7 +48,7 @@ def _row(storage: BaseStorage, parts: list[str]) -> dict[str, Any]:
     best = max(scored, key=lambda trial: (measured(trial)["score"], -measured(trial)["mean_budget"]), default=None)
     return {
         "study": main.study_name,
-        **{group: _named(config.get(group)) for group in ("model", "task", "eviction")},
+        **{group: choice_name(config.get(group)) for group in ("model", "task", "eviction")},
         "stage": stage_of(main),
         "done": states[TrialState.COMPLETE] + states[TrialState.PRUNED],
         "total": config["trials"] + config["refine_trials"] * len(config["budgets"]) if config else None,
@@ -59,8 +59,8 @@ def _row(storage: BaseStorage, parts: list[str]) -> dict[str, Any]:
     }
 
 
-def _named(settings: Any) -> str | None:
-    """The name of a choice: its own, or its class's."""
+def choice_name(settings: Any) -> str | None:
+    """The name of a choice (a model, task or method as a search's settings have it): its own, or its class's."""
     if not settings or not isinstance(settings, dict):
         return None
     return str(settings.get("name") or str(settings.get("_target_", "")).rpartition(".")[2])
