@@ -19,7 +19,7 @@ from mosaic_opt import claims
 from mosaic_opt.claims import Claims, this_process, waiting_trial
 from mosaic_opt.objective import LevelObjective
 from mosaic_opt.storage import LockLost, open_storage
-from mosaic_opt.study import begin_plan, completed, decided, enqueue_design, latest_plan, record_plan
+from mosaic_opt.study import begin_plan, completed, decided, enqueue_design, plan_record, record_plan
 from tests.sharing import check, shared_search
 
 SPACE = {"a": IntDistribution(0, 9), "b": IntDistribution(0, 9)}
@@ -209,7 +209,7 @@ def test_what_may_be_done_twice_goes_on_after_a_lost_lock(url, monkeypatch):
     record_plan(study, "k", refined_gain={"96": 2})
     objective = LevelObjective(levels=(8, 16), measure=None, layers=2)
     enqueue_design(study, objective, [("x", objective.encode([0, 1]))])
-    assert latest_plan(study) == {"config": {"a": 1}, "refined_gain": {"64": 1, "96": 2}, "finished": True}
+    assert plan_record(study, "k") == {"config": {"a": 1}, "refined_gain": {"64": 1, "96": 2}, "finished": True}
     assert [trial.user_attrs["budgets"] for trial in study.trials] == [[8, 16]]
 
 
