@@ -120,9 +120,10 @@ def worker(config: DictConfig) -> None:
         study = stored_study(storage, config.study)
         if study is None:
             require_known("study", config.study, get_all_study_names(storage))
-        settings = latest_plan(study)["config"] if study and latest_plan(study) else None
-        if not isinstance(settings, dict):
+        plan = latest_plan(study) if study else {}
+        if not plan:
             raise ValueError(f"study must be one that `mosaic search` began; got {config.study!r}")
+        settings = plan["config"]
         settings |= {"study": config.study, "output": own["output"], "storage": own["storage"], "workers": 1}
         settings |= {key: own[key] for key in ("batch_size", "device_gib", "host_gib") if own[key] is not None}
         if own["device"] is not None:

@@ -1,8 +1,13 @@
-"""Headless Chromium for the tests, from the system's packages; without a network."""
+"""Headless Chromium for the tests, from the system's packages, without a network; and the dashboard it looks at."""
 
 from __future__ import annotations
 
 import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from contextlib import contextmanager
 
 import pytest
@@ -38,6 +43,28 @@ def chromium(folder, *, width=1280, dark=False):
         yield browser
     finally:
         browser.quit()
+
+
+@contextmanager
+def served(folder):
+    """The address at which `mosaic dashboard` serves the database of a folder."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mosaic_opt", "dashboard", f"port={port}", f"output={folder}"]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 def errors(browser):

@@ -10,12 +10,10 @@ makes the report, with its size.
 from __future__ import annotations
 
 import argparse
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
 from selenium.webdriver.common.by import By
@@ -24,7 +22,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from mosaic_opt.report.dashboard import PAUSE_SECONDS, SHARE, draw
 from mosaic_opt.storage import open_storage
 from mosaic_opt.study import load_study
-from tests.browser import chromium
+from tests.browser import chromium, served
 from tests.searches import Bench, search
 
 SHOWN = "[id^='user-defined-plot:mosaic-'].js-plotly-plot"
@@ -56,30 +54,14 @@ def main() -> None:
 
 def page_seconds(folder: Path, study_id: int) -> float:
     """Seconds until a study's page shows all seven plots, the second time it is opened."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mosaic_opt", "dashboard", f"port={port}", f"output={folder}"]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{address}/api/studies").close()
-                break
-            except OSError:
-                time.sleep(0.1)
+    with served(folder) as address:
         for _ in range(2):
             with chromium(folder) as browser:
                 start = time.perf_counter()
                 browser.get(f"{address}/dashboard/studies/{study_id}")
                 WebDriverWait(browser, 120).until(lambda b: len(b.find_elements(By.CSS_SELECTOR, SHOWN)) >= 7)
                 seconds = time.perf_counter() - start
-        return seconds
-    finally:
-        server.terminate()
-        server.wait()
+    return seconds
 
 
 if __name__ == "__main__":

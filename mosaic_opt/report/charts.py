@@ -132,30 +132,26 @@ def heatmap_chart(view: View) -> Heatmap:
     )
 
 
+def layer_bars(key: str, title: str, text: str, y: str, drawn: Sequence[tuple[str, Sequence[float], str]]) -> Bars:
+    """A bar for every layer: `drawn` holds a name, the layers' numbers and a colour for each series."""
+    series = [Series(name, list(range(len(values))), values, colour) for name, values, colour in drawn]
+    return Bars(key, title, text, "layer", y, series)
+
+
 def shares_chart(view: View) -> Bars:
     """Mean share of every layer on the front."""
-    layers = list(range(len(view.shares)))
-    return Bars(
-        "shares",
-        "Share of each layer",
-        "A layer's budget over its allocation's mean, averaged over the front: 1 is what uniform gives.",
-        "layer",
-        "share (1 = uniform)",
-        [Series("share", layers, [round(float(share), 3) for share in view.shares], "blue")],
-    )
+    text = "A layer's budget over its allocation's mean, averaged over the front: 1 is what uniform gives."
+    shares = [round(float(share), 3) for share in view.shares]
+    return layer_bars("shares", "Share of each layer", text, "share (1 = uniform)", [("share", shares, "blue")])
 
 
 def starved_chart(view: View) -> Bars:
     """Expected loss where a layer alone is starved."""
-    layers = list(range(len(view.starved)))
-    return Bars(
-        "starved",
-        "What each layer is worth",
-        "Expected loss of score if this layer alone is cut to the least budget, by a surrogate of stage 1's trials.",
-        "layer",
-        "loss (points)",
-        [Series("loss", layers, _points(view.starved.tolist()), "vermilion")],
+    text = (
+        "Expected loss of score if this layer alone is cut to the least budget, by a surrogate of stage 1's trials."
     )
+    losses = _points(view.starved.tolist())
+    return layer_bars("starved", "What each layer is worth", text, "loss (points)", [("loss", losses, "vermilion")])
 
 
 def scores_chart(result: dict[str, Any]) -> Lines:
@@ -190,19 +186,9 @@ def layer_charts(result: dict[str, Any]) -> list[Bars]:
     charts = []
     for budget in sorted({row["budget"] for row in result["rows"]}):
         rows = {row["allocation"]: row["budgets"] for row in result["rows"] if row["budget"] == budget}
-        charts.append(
-            Bars(
-                f"layers-{budget}",
-                f"Layer budgets at a mean of {budget}",
-                f"KV pairs kept in each layer by the rescaled winner and the refined allocation of mean {budget}.",
-                "layer",
-                "tokens",
-                [
-                    Series(name, list(range(len(rows[name]))), rows[name], ALLOCATION_COLOURS[name])
-                    for name in ("rescaled", "refined")
-                ],
-            )
-        )
+        text = f"KV pairs kept in each layer by the rescaled winner and the refined allocation of mean {budget}."
+        drawn = [(name, rows[name], ALLOCATION_COLOURS[name]) for name in ("rescaled", "refined")]
+        charts.append(layer_bars(f"layers-{budget}", f"Layer budgets at a mean of {budget}", text, "tokens", drawn))
     return charts
 
 

@@ -14,7 +14,7 @@ from optuna_dashboard import get_note, save_note, save_plotly_graph_object
 
 from mosaic_opt.claims import orderly, orderly_by_name
 from mosaic_opt.objective import by_score, measured
-from mosaic_opt.report.charts import Bars, Chart, Series, charts_of
+from mosaic_opt.report.charts import Chart, charts_of, layer_bars
 from mosaic_opt.report.interactive import figure
 from mosaic_opt.report.page import what
 from mosaic_opt.report.view import View
@@ -104,20 +104,12 @@ def _refined_charts(study: optuna.Study, budget: int) -> list[Chart]:
     if not trials:
         return []
     first, best = trials[0], max(trials, key=by_score)
-    layers = list(range(len(measured(best)["budgets"])))
-    return [
-        Bars(
-            "layers",
-            f"Layer budgets at a mean of {budget}",
-            "KV pairs kept in each layer by the rescaled winner (the first trial) and by the best trial so far.",
-            "layer",
-            "tokens",
-            [
-                Series("rescaled winner", layers, measured(first)["budgets"], "sky"),
-                Series(f"best trial ({best.number})", layers, measured(best)["budgets"], "blue"),
-            ],
-        )
+    text = "KV pairs kept in each layer by the rescaled winner (the first trial) and by the best trial so far."
+    drawn = [
+        ("rescaled winner", measured(first)["budgets"], "sky"),
+        (f"best trial ({best.number})", measured(best)["budgets"], "blue"),
     ]
+    return [layer_bars("layers", f"Layer budgets at a mean of {budget}", text, "tokens", drawn)]
 
 
 def _plot(study: optuna.Study, charts: Iterable[Chart]) -> None:

@@ -11,7 +11,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +211,7 @@ def changed_answers(view: View, budget: int) -> list[dict[str, Any]]:
 
 def _write_csv(path: Path, content: Table) -> None:
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
-        csv.writer(file).writerows(chain([content[0]], content[1]))
+        csv.writer(file).writerows([content[0], *content[1]])
 
 
 def _file_name(text: str) -> str:

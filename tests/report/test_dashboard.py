@@ -2,10 +2,6 @@
 
 import io
 import json
-import socket
-import subprocess
-import sys
-import time
 import urllib.request
 
 import matplotlib.image
@@ -20,7 +16,7 @@ from mosaic_opt.report import dashboard
 from mosaic_opt.report.dashboard import Pages, draw, publish
 from mosaic_opt.storage import open_storage
 from mosaic_opt.study import load_study, parts_of
-from tests.browser import chromium, errors
+from tests.browser import chromium, errors, served
 from tests.searches import HOSTILE, Bench, search
 
 
@@ -47,23 +43,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mosaic_opt", "dashboard", f"port={port}", f"output={folder}"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/api/studies", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(30)
+    with served(folder) as where:
+        yield where
 
 
 def summaries(address):
