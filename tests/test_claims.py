@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import optuna
 import psutil
@@ -110,35 +111,43 @@ def test_the_dead_of_this_machine_are_known_at_once(url, worker):
     assert again.constraints == {}  # it will have its own
 
 
-def test_a_trial_of_another_machine_is_left_alone_while_it_beats(url, monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """The clock that claims read: it moves when a test says so."""
+    hands = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(claims, "time", SimpleNamespace(monotonic=lambda: hands.now, sleep=time.sleep))
+    return hands
+
+
+def test_a_trial_of_another_machine_is_left_alone_while_it_beats(url, clock):
     study = study_of(url)
     study.add_trial(waiting_trial(SPACE, {"a": 1, "b": 1}))
     trial = study.ask(SPACE)
     trial.set_user_attr("worker", ["elsewhere", 1, 5.0, 1])
-    own = Claims(study, SPACE, grace=0.3)
+    own = Claims(study, SPACE, grace=3)
     for beat in range(4):
         own.recover()
-        time.sleep(0.2)
+        clock.now += 2
         trial.set_user_attr("beat", beat)
     assert study.trials[0].state == TrialState.RUNNING
     own.recover()
-    time.sleep(0.4)
+    clock.now += 4
     own.recover()
     assert study.trials[0].state == TrialState.FAIL
     assert study.trials[1].state == TrialState.WAITING
 
 
-def test_nobody_is_dead_because_the_database_was_away(url):
+def test_nobody_is_dead_because_the_database_was_away(url, clock):
     study = study_of(url)
     study.add_trial(waiting_trial(SPACE, {"a": 1, "b": 1}))
     study.ask(SPACE).set_user_attr("worker", ["elsewhere", 1, 5.0, 1])
-    own = Claims(study, SPACE, grace=0.3)
+    own = Claims(study, SPACE, grace=3)
     own.recover()
-    time.sleep(0.4)
-    study._storage.back = time.monotonic()
+    clock.now += 4
+    study._storage.back = clock.now
     own.recover()
     assert study.trials[0].state == TrialState.RUNNING
-    time.sleep(0.4)
+    clock.now += 4
     own.recover()
     assert study.trials[0].state == TrialState.FAIL
 
@@ -153,8 +162,16 @@ def test_the_start_of_a_process_does_not_depend_on_the_clock():
 def test_a_running_trial_shows_that_it_lives(url, monkeypatch):
     monkeypatch.setattr(claims, "BEAT_SECONDS", 0.05)
     study = study_of(url)
-    Claims(study, SPACE).work(lambda t: time.sleep(0.4) or 1.0, need=up_to(1), fresh=next_point)
-    assert study.trials[0].user_attrs["beat"] >= 2
+
+    def until_it_beat_twice(trial):
+        deadline = time.monotonic() + 60
+        while study.trials[0].user_attrs.get("beat", 0) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return 1.0
+
+    Claims(study, SPACE).work(until_it_beat_twice, need=up_to(1), fresh=next_point)
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE]
 
 
 def test_one_that_was_taken_for_dead_is_not_counted(url):

@@ -415,7 +415,7 @@ def test_a_second_process_on_the_same_study_helps(capfd, tmp_path):
     process = spawn(*arguments)
     wait_for_trials(process, tmp_path, 1)
     code, out, err = run(capfd, "worker", "study=k", f"output={tmp_path}")
-    said, errors = process.communicate(timeout=100)
+    said, errors = process.communicate(timeout=300)
     assert (code, process.returncode) == (0, 0), err + errors
     assert json.loads(out)["rows"] == json.loads(said)["rows"]
     trials = optuna.load_study(study_name="k", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db")).trials
@@ -613,7 +613,7 @@ def test_no_password_is_shown_or_stored(capfd, tmp_path, postgres, monkeypatch):
 def test_a_failed_job_of_a_grid_does_not_stop_the_others(launcher, tmp_path):
     arguments = ["model=random", "tokens=900", "test=2", f"output={tmp_path}", f"hydra/launcher={launcher}"]
     process = spawn("evaluate", "-m", "allocation=uniform:x,uniform:64", *arguments)
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert "uniform:N" in err
     assert "Traceback" not in err
@@ -797,4 +797,4 @@ def test_the_dashboard_serves_the_database(tmp_path):
             pytest.fail("no answer from the dashboard")
     finally:
         process.send_signal(signal.SIGTERM)  # as Ctrl-C, which a process in the background may ignore
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)

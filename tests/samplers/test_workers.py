@@ -76,14 +76,11 @@ def together(pool, function, *arguments):
 @pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.slow)])
 def test_four_processes_on_one_database_never_evaluate_a_configuration_twice(pool, tmp_path, count):
     study = create(tmp_path / "s.db")
-    start = time.perf_counter()
     together(pool, work, tmp_path / "s.db", count)
-    seconds = time.perf_counter() - start
     trials = study.trials
     assert [t.state for t in trials] == [TrialState.COMPLETE] * WORKERS * count
     assert len({tuple(t.params.values()) for t in trials}) == WORKERS * count
     assert {t.user_attrs["origin"] for t in trials} >= {"lhs", "surrogate", "classifier"}
-    assert seconds < 120
 
 
 def test_workers_that_ask_at_the_same_moment_are_given_points_that_are_apart(pool, tmp_path):
