@@ -6,7 +6,7 @@ from the first that differs. The references ride along as further branches of ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,8 @@ from mosaic_opt.allocation import Allocation
 from mosaic_opt.eviction.attention import ForwardPass
 from mosaic_opt.eviction.base import Ranking
 from mosaic_opt.eviction.cache import PrefixLayer
-from mosaic_opt.ranked import RankedPairs, closed
+from mosaic_opt.ranked import Prompt, RankedPairs
+from mosaic_opt.tasks import Example
 
 PASS_TOKENS = 32  # tokens a pass after the first may hold: so few cost hardly more than one does
 
@@ -32,7 +33,8 @@ class Turn:
 
     Attributes:
         question: tokens fed before the answer; empty where the prompt ends with the question.
-        draft: the greedy output with the full cache.
+        draft: the greedy output with the full cache, or as much of it as is known: without a question at least the
+            first token, which the prefill gives.
         references: tokens of the answers whose log-likelihood is taken.
         new_tokens: generation limit, at least 1.
         stop_tokens: an output ends with the first of these.
@@ -46,13 +48,30 @@ class Turn:
     stop_tokens: frozenset[int]
     barred: tuple[int, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        example: Example,
+        draft: list[int],
+        *,
+        stop_tokens: frozenset[int],
+        references: Sequence[tuple[int, ...]] = (),
+    ) -> Turn:
+        """What follows an example's prompt. `stop_tokens` are the model's; an example may have more."""
+        stops = stop_tokens | frozenset(example.stop_tokens)
+        # no output begins with what ends it where the example has stop tokens of its own, as LongBench has it
+        # for the task that stops at a newline (its `min_length`)
+        barred = tuple(sorted(stops)) if example.stop_tokens else ()
+        return cls(example.question, draft, list(references), example.new_tokens, stops, barred)
+
     def sequences(self) -> list[list[int]]:
-        """What the first pass feeds: before the last token of each of draft and references."""
-        return [[*self.question, *answer[:-1]] for answer in (self.draft, *self.references)]
+        """What the first pass feeds: all but the last token of the draft (if it is at its end) and of references."""
+        draft = self.draft[:-1] if self.closed(self.draft) else self.draft
+        return [[*self.question, *answer] for answer in (draft, *(reference[:-1] for reference in self.references))]
 
     def closed(self, output: Sequence[int]) -> bool:
-        """Whether an output (without the question) is at its end."""
-        return closed(output, self.new_tokens, self.stop_tokens)
+        """Whether an output (without the question) is at its end: it has so many tokens, or the last one ends it."""
+        return len(output) >= self.new_tokens or (len(output) > 0 and output[-1] in self.stop_tokens)
 
 
 @dataclass(frozen=True)
@@ -76,6 +95,26 @@ class Batch:
     local: dict[int, LocalPairs]
     lengths: torch.Tensor
     turns: list[Turn]
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Prompt],
+        pairs: RankedPairs,
+        *,
+        indices: list[int],
+        layers: tuple[int, ...],
+        windows: Mapping[int, int],
+        rankings: list[Ranking],
+        turns: list[Turn],
+    ) -> Batch:
+        """The batch of these prompts. `windows` are those of the model's sliding-window layers."""
+        local = {
+            layer: LocalPairs([prompt.local[index] for prompt in prompts], window, pairs.device)
+            for index, (layer, window) in enumerate(windows.items())
+        }
+        lengths = torch.tensor([prompt.keys.shape[2] for prompt in prompts], device=pairs.device)
+        return cls(indices, pairs, layers, rankings, local, lengths, turns)
 
     @cached_property
     def tree(self) -> TokenTree:

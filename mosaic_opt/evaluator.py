@@ -17,23 +17,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.decoding import Batch, Decoding, LocalPairs, Turn
+from mosaic_opt.decoding import Batch, Decoding, Turn
 from mosaic_opt.eviction.attention import attention_switched
 from mosaic_opt.eviction.base import EvictionMethod, Ranking
 from mosaic_opt.model import require_fit, stop_tokens
-from mosaic_opt.ranked import (
-    HeldPairs,
-    MappedPairs,
-    Order,
-    Prefiller,
-    Progress,
-    Prompt,
-    RankedPairs,
-    barred,
-    batch_rankings,
-    place,
-    require_smaller,
-)
+from mosaic_opt.prefill import Prefiller, Progress, require_smaller
+from mosaic_opt.ranked import HeldPairs, MappedPairs, Order, Prompt, RankedPairs, batch_rankings, place
 from mosaic_opt.tasks import Example, Task
 
 AfterBatch = Callable[[Mapping[int, float]], None]
@@ -138,7 +127,7 @@ class Evaluator:
         self._pieces: dict[str, float] = {}
         methods = [method, *(other for other in prefill_for if other.describe() != method.describe())]
         prefiller = Prefiller(model, methods, stop_tokens=self.stop_tokens)
-        self.layers, self.windows, self._stops = prefiller.layers, prefiller.windows, prefiller.stops
+        self.layers, self.windows = prefiller.layers, prefiller.windows
         loaded = prefiller.load(self.examples, store, progress or (lambda done, total: None))
         self.drafts = [prompt.draft for prompt, _ in loaded]
         self.pair_bytes = _pair_bytes(loaded[0][0])
@@ -296,30 +285,19 @@ class Evaluator:
         pairs: RankedPairs = MappedPairs(prompts, orders, device)
         if self.place != "mapped":
             pairs = HeldPairs(prompts, orders, limits, device, on_device=self.place == "device")
-        examples = [self.examples[index] for index in indices]
-        return Batch(
+        return Batch.of(
+            prompts,
+            pairs,
             indices=indices,
-            pairs=pairs,
             layers=self.layers,
+            windows=self.windows,
             rankings=rankings,
-            local={
-                layer: LocalPairs([prompt.local[index] for prompt in prompts], window, device)
-                for index, (layer, window) in enumerate(self.windows.items())
-            },
-            lengths=torch.tensor([len(example.tokens) for example in examples], device=device),
-            turns=[self._turn(example, prompt.draft) for example, prompt in zip(examples, prompts, strict=True)],
+            turns=[self._turn(self.examples[i], prompt.draft) for i, prompt in zip(indices, prompts, strict=True)],
         )
 
     def _turn(self, example: Example, draft: list[int]) -> Turn:
-        stops = self._stops(example)
-        return Turn(
-            question=example.question,
-            draft=draft,
-            references=[tokens[:REFERENCE_TOKENS] for tokens in example.answer_tokens],
-            new_tokens=example.new_tokens,
-            stop_tokens=stops,
-            barred=barred(example, stops),
-        )
+        references = [tokens[:REFERENCE_TOKENS] for tokens in example.answer_tokens]
+        return Turn.of(example, draft, stop_tokens=self.stop_tokens, references=references)
 
 
 def _pair_bytes(prompt: Prompt) -> int:

@@ -1,4 +1,4 @@
-"""Ranked caches: prefill an example once, rank its pairs for every method asked for, keep it in memory and on disk.
+"""Ranked caches: an example's pairs and their ranking for every method asked for, in memory and on disk.
 
 On disk an example is one file with its pairs in position order, and one small file a method with their ranking, so
 that methods share the pairs. In memory a batch's pairs lie where they fit: in keep order on the device, in keep
@@ -10,39 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicCache
+from transformers import PreTrainedConfig
 
-from mosaic_opt.eviction.attention import (
-    ForwardPass,
-    UnsupportedModel,
-    attention_switched,
-    causal_mask,
-    evictable_layers,
-    sliding_windows,
-)
-from mosaic_opt.eviction.base import EvictionMethod, PromptStates, Ranking
+from mosaic_opt.eviction.attention import UnsupportedModel, evictable_layers, sliding_windows
+from mosaic_opt.eviction.base import EvictionMethod, Ranking
 from mosaic_opt.tasks import Example
 
 RANKED_VERSION = 3
-TURN_SECONDS = 0.2  # between two looks for prompts that other processes are prefilling
-PREFILL_TOKENS = 2048  # prompts of one length are prefilled together up to so many tokens
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -72,218 +57,6 @@ class Order:
 
     order: torch.Tensor
     heads: torch.Tensor
-
-
-class Prefiller:
-    """Makes the prompts and orders of examples.
-
-    Args:
-        model: decoder-only model in eval mode, sdpa or eager attention; its layers have full attention (these are
-            evicted) or a sliding window.
-        methods: rank the pairs, all in the same pass.
-        stop_tokens: a draft ends with the first of these, or of its example's own.
-
-    Raises:
-        UnsupportedModel: for a model with other layers, naming them.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        methods: Sequence[EvictionMethod],
-        *,
-        stop_tokens: frozenset[int],
-    ) -> None:
-        self.model, self.methods, self.stop_tokens = model, list(methods), stop_tokens
-        self.layers, self.windows = evaluable_layers(model.config)
-
-    def load(
-        self, examples: Sequence[Example], store: Path | None, progress: Progress
-    ) -> list[tuple[Prompt, list[Order]]]:
-        """Prompt and orders of every example, from the store where they are there, else prefilled.
-
-        Processes that use one store at the same time share the work.
-        """
-        indices = list(range(len(examples)))
-        found = {} if store is None else self._stored(store, examples, indices)
-        progress(len(found), len(examples))
-        chunks = equal_lengths([index for index in indices if index not in found], examples)
-        while chunks:
-            held = []  # by other processes
-            for chunk in chunks:
-                with _turn(store, examples[chunk[0]]) as mine:
-                    if mine:
-                        found |= self._made(store, examples, chunk)
-                        progress(len(found), len(examples))
-                    else:
-                        held.append(chunk)
-            if len(held) == len(chunks):
-                time.sleep(TURN_SECONDS)
-            chunks = held
-        return [found[index] for index in indices]
-
-    def _stored(
-        self, store: Path, examples: Sequence[Example], indices: Sequence[int]
-    ) -> dict[int, tuple[Prompt, list[Order]]]:
-        """Those of the examples that are in the store, by their index."""
-        store.mkdir(parents=True, exist_ok=True)
-        read = {index: self._read(store, examples[index]) for index in indices}
-        return {index: stored for index, stored in read.items() if stored is not None}
-
-    def _made(
-        self, store: Path | None, examples: Sequence[Example], chunk: Sequence[int]
-    ) -> dict[int, tuple[Prompt, list[Order]]]:
-        """Examples of one length, prefilled unless another process has stored them meanwhile."""
-        found = {} if store is None else self._stored(store, examples, chunk)
-        left = [index for index in chunk if index not in found]
-        if left:
-            for index, made in zip(left, self._fitting([examples[i] for i in left]), strict=True):
-                found[index] = made if store is None else self._write(store, examples[index], *made)
-        return found
-
-    def _fitting(self, examples: Sequence[Example]) -> list[tuple[Prompt, list[Order]]]:
-        """As `prefill`, fewer together where the device's memory is too small for all."""
-        try:
-            return self.prefill(examples)
-        except torch.OutOfMemoryError as error:
-            require_smaller(len(examples), error)
-        torch.cuda.empty_cache()
-        middle = len(examples) // 2
-        return [*self._fitting(examples[:middle]), *self._fitting(examples[middle:])]
-
-    @torch.inference_mode()
-    def prefill(self, examples: Sequence[Example]) -> list[tuple[Prompt, list[Order]]]:
-        """Prefill prompts of one length together (and questions of one length): their pairs, every method's order,
-        the full-cache draft."""
-        prompts = torch.tensor([example.tokens for example in examples], device=self.model.device)
-        cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
-        with attention_switched(self.model):
-            ranking = RankingPass(self.layers, self.model.device, self.methods)
-            logits = self.model(prompts, cache=cache, mosaic_pass=ranking, logits_to_keep=1).logits
-            local = [self._local(cache.layers[layer]) for layer in self.windows]
-            drafts = self._drafts(examples, logits, cache)
-        n = prompts.shape[1]
-        keys, values = (
-            torch.stack([getattr(cache.layers[layer], name)[:, :, :n].cpu() for layer in self.layers], dim=1)
-            for name in ("keys", "values")
-        )
-        orders = [ranking.orders(method) for method in range(len(self.methods))]
-        made = []
-        for row in range(len(examples)):
-            near = [(layer_keys[row], layer_values[row]) for layer_keys, layer_values in local]
-            prompt = Prompt(keys[row], values[row], drafts[row], near)
-            made.append((prompt, [Order(order[row], heads[row]) for order, heads in orders]))
-        return made
-
-    def _local(self, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a sliding-window layer holds at the prompt's end, copied: the draft moves the window on."""
-        return layer.keys.to("cpu", copy=True), layer.values.to("cpu", copy=True)
-
-    def _drafts(self, examples: Sequence[Example], logits: torch.Tensor, cache: Any) -> list[list[int]]:
-        """Greedy continuations with the full cache, each up to its limit or its first stop token."""
-        plain = PlainPass(self.layers, self.model.device)
-        if examples[0].question:
-            questions = torch.tensor([example.question for example in examples], device=self.model.device)
-            logits = self.model(questions, cache=cache, mosaic_pass=plain).logits
-        stops = [self.stops(example) for example in examples]
-        for row, example in enumerate(examples):
-            logits[row, -1, list(barred(example, stops[row]))] = float("-inf")
-        limits, drafts = [example.new_tokens for example in examples], [list[int]() for _ in examples]
-        while True:
-            step = logits[:, -1].argmax(-1)
-            for draft, limit, stop, token in zip(drafts, limits, stops, step.tolist(), strict=True):
-                if not closed(draft, limit, stop):
-                    draft.append(token)
-            if all(closed(*ends) for ends in zip(drafts, limits, stops, strict=True)):
-                return drafts
-            logits = self.model(step[:, None], cache=cache, mosaic_pass=plain).logits
-
-    def stops(self, example: Example) -> frozenset[int]:
-        """Token ids that end an example's output."""
-        return self.stop_tokens | frozenset(example.stop_tokens)
-
-    def _read(self, store: Path, example: Example) -> tuple[Prompt, list[Order]] | None:
-        """A stored example; None unless all of it is there and whole (what is not is then made again)."""
-        pairs = _load(_pairs_file(store, example), example)
-        orders = [_load(_order_file(store, example, method), example) for method in self.methods]
-        if pairs is None or any(order is None for order in orders):
-            return None
-        local = [(pairs[f"local_keys_{layer}"], pairs[f"local_values_{layer}"]) for layer in self.windows]
-        prompt = Prompt(pairs["keys"], pairs["values"], pairs["draft"].tolist(), local)
-        return prompt, [Order(order["order"], order["heads"]) for order in orders if order is not None]
-
-    def _write(
-        self, store: Path, example: Example, prompt: Prompt, orders: list[Order]
-    ) -> tuple[Prompt, list[Order]]:
-        """Store an example and give back what was stored, mapped from the files."""
-        content = {"keys": prompt.keys, "values": prompt.values, "draft": torch.tensor(prompt.draft)}
-        for layer, (keys, values) in zip(self.windows, prompt.local, strict=True):
-            content |= {f"local_keys_{layer}": keys, f"local_values_{layer}": values}
-        _save(_pairs_file(store, example), content, example)
-        for method, order in zip(self.methods, orders, strict=True):
-            _save(_order_file(store, example, method), {"order": order.order, "heads": order.heads}, example)
-        stored = self._read(store, example)
-        if stored is None:
-            raise OSError(f"{_pairs_file(store, example)} cannot be read back after it was written")
-        return stored
-
-
-def require_smaller(count: int, error: torch.OutOfMemoryError) -> None:
-    """Raise MemoryError for one example that the device's memory is too small for: less is not to be had."""
-    if count == 1:
-        raise MemoryError(
-            f"one prompt alone does not fit the device's memory: {str(error).splitlines()[0]}"
-        ) from None
-
-
-def barred(example: Example, stops: frozenset[int]) -> tuple[int, ...]:
-    """Token ids that an output does not begin with: none, but all that end it where the example has its own.
-
-    So LongBench does for the task that stops at a newline (its `min_length`).
-    """
-    return tuple(sorted(stops)) if example.stop_tokens else ()
-
-
-def closed(output: Sequence[int], limit: int, stops: frozenset[int]) -> bool:
-    """Whether an output is at its end: it has so many tokens, or the last one ends it."""
-    return len(output) >= limit or (len(output) > 0 and output[-1] in stops)
-
-
-class PlainPass(ForwardPass):
-    """The full cache: every query sees what came before it.
-
-    Args:
-        layers: see `ForwardPass`.
-        device: the model's.
-    """
-
-    def __init__(self, layers: tuple[int, ...], device: torch.device) -> None:
-        super().__init__(layers)
-        self.device = device
-
-    def mask(self, index: int, queries: int, keys: int, present: torch.Tensor | None) -> torch.Tensor | None:
-        return causal_mask(queries, None, None, kept=0, after=keys, device=self.device)
-
-
-class RankingPass(PlainPass):
-    """A prefill of whole prompts that ranks each layer's pairs for several methods."""
-
-    def __init__(self, layers: tuple[int, ...], device: torch.device, methods: Sequence[EvictionMethod]) -> None:
-        super().__init__(layers, device)
-        self.methods = methods
-        self.rankings: list[list[Ranking]] = []  # [layer][method]
-
-    def attended(self, index: int, states: PromptStates, present: torch.Tensor | None) -> None:
-        self.rankings.append([method.rank(states) for method in self.methods])
-
-    def orders(self, method: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A method's order (B, L, G, n) int32 and heads (B, L, S) uint8, on the CPU."""
-        rankings = [layer[method] for layer in self.rankings]
-        order = torch.stack([ranking.order.to("cpu", torch.int32) for ranking in rankings], dim=1)
-        if rankings[0].heads is None:
-            return order, torch.zeros(*order.shape[:2], 0, dtype=torch.uint8)
-        heads = [ranking.heads.to("cpu", torch.uint8) for ranking in rankings if ranking.heads is not None]
-        return order, torch.stack(heads, dim=1)
 
 
 class RankedPairs(ABC):
@@ -417,41 +190,46 @@ def evaluable_layers(config: PreTrainedConfig) -> tuple[tuple[int, ...], dict[in
     return layers, windows
 
 
-def equal_lengths(indices: list[int], examples: Sequence[Example]) -> list[list[int]]:
-    """Groups of prompts of one length and questions of one length, at most PREFILL_TOKENS a group (or one prompt)."""
+def read_ranked(
+    store: Path, example: Example, methods: Sequence[EvictionMethod], windows: Iterable[int]
+) -> tuple[Prompt, list[Order]] | None:
+    """A stored example; None unless all of it is there and whole (what is not is then made again).
 
-    def lengths(index: int) -> tuple[int, int]:
-        return len(examples[index].tokens), len(examples[index].question)
-
-    groups: list[list[int]] = []
-    for index in sorted(indices, key=lengths):
-        group = groups[-1] if groups else []
-        room = (len(group) + 1) * lengths(index)[0] <= PREFILL_TOKENS
-        if group and lengths(group[0]) == lengths(index) and room:
-            group.append(index)
-        else:
-            groups.append([index])
-    return groups
+    Args:
+        windows: the model's sliding-window layers.
+    """
+    pairs = _load(_pairs_file(store, example), example)
+    orders = [_load(_order_file(store, example, method), example) for method in methods]
+    if pairs is None or any(order is None for order in orders):
+        return None
+    local = [(pairs[f"local_keys_{layer}"], pairs[f"local_values_{layer}"]) for layer in windows]
+    prompt = Prompt(pairs["keys"], pairs["values"], pairs["draft"].tolist(), local)
+    return prompt, [Order(order["order"], order["heads"]) for order in orders if order is not None]
 
 
-@contextmanager
-def _turn(store: Path | None, example: Example) -> Iterator[bool]:
-    """Whether this process may fill the store with an example and those that go with it; another does so if not."""
-    if store is None:
-        yield True
-        return
-    locks = store.with_name(f"{store.name}.locks")
-    locks.mkdir(exist_ok=True)
-    lock = FileLock(locks / f"{example.id}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
+def write_ranked(
+    store: Path,
+    example: Example,
+    methods: Sequence[EvictionMethod],
+    windows: Sequence[int],
+    made: tuple[Prompt, list[Order]],
+) -> tuple[Prompt, list[Order]]:
+    """Store an example and give back what was stored, mapped from the files.
+
+    Raises:
+        OSError: if it cannot be written, or not be read back.
+    """
+    prompt, orders = made
+    content = {"keys": prompt.keys, "values": prompt.values, "draft": torch.tensor(prompt.draft)}
+    for layer, (keys, values) in zip(windows, prompt.local, strict=True):
+        content |= {f"local_keys_{layer}": keys, f"local_values_{layer}": values}
+    _save(_pairs_file(store, example), content, example)
+    for method, order in zip(methods, orders, strict=True):
+        _save(_order_file(store, example, method), {"order": order.order, "heads": order.heads}, example)
+    stored = read_ranked(store, example, methods, windows)
+    if stored is None:
+        raise OSError(f"{_pairs_file(store, example)} cannot be read back after it was written")
+    return stored
 
 
 def _pairs_file(store: Path, example: Example) -> Path:

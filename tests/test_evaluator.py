@@ -24,7 +24,8 @@ from mosaic_opt.evaluator import Evaluator
 from mosaic_opt.eviction import H2O, TOVA, AdaKV, ExpectedAttention, KeyDiff, L2Norm, SnapKV, StreamingLLM, attach
 from mosaic_opt.eviction.attention import attention_switched
 from mosaic_opt.model import ModelSource
-from mosaic_opt.ranked import Prefiller, place
+from mosaic_opt.prefill import Prefiller
+from mosaic_opt.ranked import place
 from mosaic_opt.tasks import Needle, ruler
 from tests.conftest import EVERY_METHOD, METHODS, RandomTokens, tiny_llama, tiny_qwen3
 
@@ -117,6 +118,7 @@ def test_tokens_with_questions_after_the_prompt_and_limits_and_stops_of_their_ow
         ):
             assert output == live(model, example, allocation, example.new_tokens, method)[0]
             different += output != draft
+    assert decoded(evaluator, uniform(4, 75)) == evaluator.drafts
     assert different > 5
     assert decoded(evaluator, uniform(4, 71)) == evaluator.drafts
     lengths = {len(output) for output in decoded(evaluator, uniform(4, 9))}

@@ -20,7 +20,7 @@ from mosaic_opt.evaluator import Evaluator
 from mosaic_opt.eviction import SnapKV
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import LevelObjective, measured
-from mosaic_opt.ranked import Prefiller, equal_lengths
+from mosaic_opt.prefill import Prefiller, equal_lengths
 from mosaic_opt.samplers import MosaicSampler
 from mosaic_opt.study import completed
 from mosaic_opt.tasks import Needle

@@ -29,7 +29,12 @@ def test_official_scores_are_reproduced_whatever_the_recursion_limit() -> None:
         pytest.skip(f"no official scores at {VECTORS}")
     rows = [json.loads(line) for line in VECTORS.read_text(encoding="utf-8").splitlines()]
     made = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(VECTORS)], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", LIMITED, str(VECTORS)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert made.stderr == ""
     scores = json.loads(made.stdout)
