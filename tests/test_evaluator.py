@@ -118,7 +118,6 @@ def test_tokens_with_questions_after_the_prompt_and_limits_and_stops_of_their_ow
         ):
             assert output == live(model, example, allocation, example.new_tokens, method)[0]
             different += output != draft
-    assert decoded(evaluator, uniform(4, 75)) == evaluator.drafts
     assert different > 5
     assert decoded(evaluator, uniform(4, 71)) == evaluator.drafts
     lengths = {len(output) for output in decoded(evaluator, uniform(4, 9))}

@@ -9,7 +9,6 @@ import gzip
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import jinja2
 import numpy as np
 import plotly.offline
+from filelock import FileLock
 
 import mosaic_opt
 from mosaic_opt.objective import measured
@@ -45,12 +45,18 @@ def write_report(views: Sequence[View], title: str, folder: Path) -> Path:
         folder: is made if it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as new:
-        _write_all(views, title, Path(new))
-        for name in ("figures", "tables"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-            (Path(new) / name).rename(folder / name)
-        (Path(new) / PAGE).replace(folder / PAGE)
+    with FileLock(folder / ".lock"):  # two processes may write the same report
+        new = folder / ".new"
+        shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+        new.mkdir()
+        try:
+            _write_all(views, title, new)
+            for name in ("figures", "tables"):
+                shutil.rmtree(folder / name, ignore_errors=True)
+                (new / name).rename(folder / name)
+            (new / PAGE).replace(folder / PAGE)
+        finally:
+            shutil.rmtree(new)
     return folder / PAGE
 
 

@@ -10,6 +10,7 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
+from mosaic_opt.report import page
 from mosaic_opt.report.page import comparisons, write_report
 from mosaic_opt.report.view import View
 from mosaic_opt.storage import open_storage
@@ -71,6 +72,23 @@ def test_figures_and_tables_lie_beside_the_page(report):
     headings, rows = comparisons(views)["Cache that the winners' shapes give to the same layers"]
     assert rows[0][1] == rows[1][2] == "100 %"
     assert comparisons(views[:2]) == {}
+
+
+def test_an_earlier_report_stands_until_the_new_one_is_complete(report, tmp_path, monkeypatch):
+    views, _ = report
+    write_report(views[1:2], "first", tmp_path)
+    before = (tmp_path / "report.html").read_text(encoding="utf-8")
+    (tmp_path / ".new").mkdir()  # of a process that was killed
+    (tmp_path / ".new" / "figures").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(page, "_described", lambda view: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_report(views[1:2], "second", tmp_path)
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == before
+    assert list((tmp_path / "figures").iterdir())
+    write_report(views[1:2], "third", tmp_path)
+    assert "third" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not (tmp_path / ".new").exists()
 
 
 def test_a_half_finished_search_says_what_is_missing(report):
