@@ -2,14 +2,19 @@
 
 A layer budget is the number of KV pairs kept per KV head once the prompt is processed, observation window
 included. This module is pure arithmetic: validation, mean, bytes, the exact-mean decode, rescaling and the
-heuristic shapes. It imports neither torch nor anything else of the project.
+heuristic shapes; and the allocation file, which says besides the budgets what they are for
+(`allocation.schema.json`). It imports neither torch nor anything else of the project.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +22,30 @@ import numpy as np
 import numpy.typing as npt
 
 LARGEST = 10**9  # tokens a budget may have
+FORMAT, VERSION = "mosaic_opt/allocation", 1  # of allocation files
+FILE_BYTES = 2**22  # more no allocation file may have
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 @dataclass(frozen=True)
 class Allocation:
     """Layer budgets in tokens, bottom layer first.
 
+    Attributes:
+        budgets: one per evictable layer.
+        about: what an allocation file says besides (`model`, `eviction`, `floor`, `cap`, `task`, `scores` ...; see
+            `allocation.schema.json`); empty where nothing is known. Allocations of equal budgets are equal.
+
     Raises ValueError unless there is at least one budget and every budget is a whole number from 1 to LARGEST.
     """
 
     budgets: tuple[int, ...]
+    about: Mapping[str, Any] = field(compare=False, repr=False)
 
-    def __init__(self, budgets: Sequence[int]) -> None:
+    def __init__(self, budgets: Sequence[int], about: Mapping[str, Any] | None = None) -> None:
         object.__setattr__(self, "budgets", _whole_budgets(budgets))
+        object.__setattr__(self, "about", dict(about or {}))
 
     def __len__(self) -> int:
         return len(self.budgets)
@@ -43,11 +59,32 @@ class Allocation:
         """The lengths this allocation really gives to a prompt of `prompt_tokens` tokens."""
         return Allocation([min(budget, prompt_tokens) for budget in self.budgets])
 
-    def kv_bytes(self, *, kv_heads: int, head_dim: int, element_bytes: int) -> int:
-        """Bytes of the kept keys and values of one example, over all layers and KV heads."""
-        return 2 * sum(self.budgets) * kv_heads * head_dim * element_bytes
+    def kv_bytes(
+        self,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        element_bytes: int | None = None,
+        context: int | None = None,
+        batch: int = 1,
+    ) -> int:
+        """Bytes of the kept keys and values of the evictable layers, over all KV heads.
 
-    def rescale(self, mean: float, *, window: int, floor: int, cap: int) -> Allocation:
+        Args:
+            kv_heads, head_dim, element_bytes: of the model; None takes what the allocation file says.
+            context: tokens of the prompt, of which a layer cannot keep more than there are; None: enough.
+            batch: prompts in memory at once.
+
+        Raises:
+            ValueError: if something of the model is neither given nor known.
+        """
+        kept = self if context is None else self.realised(context)
+        pair = self._pair_bytes(kv_heads=kv_heads, head_dim=head_dim, element_bytes=element_bytes)
+        return batch * sum(kept.budgets) * pair
+
+    def rescale(
+        self, mean: float, *, window: int | None = None, floor: int | None = None, cap: int | None = None
+    ) -> Allocation:
         """The same shape at another mean budget, met exactly (to a whole number of tokens over all layers).
 
         The window is taken off before and added after, so that it is the evictable part that is scaled.
@@ -56,14 +93,101 @@ class Allocation:
             mean: target mean budget in tokens.
             window: the eviction method's observation window in tokens.
             floor: smallest allowed layer budget.
-            cap: largest allowed layer budget.
+            cap: largest allowed layer budget. Each is what the allocation file says where it is not given.
 
         Raises:
-            ValueError: if no allocation within floor and cap has this mean.
+            ValueError: if no allocation within floor and cap has this mean, or one of them is not known.
         """
-        base = min(window, floor)
+        floor = self._known("floor", floor, self.about.get("floor"))
+        cap = self._known("cap", cap, self.about.get("cap"))
+        method = self.about.get("eviction")
+        base = min(self._known("window", window, method and method.get("window", 0)), floor)
         weights = [max(0, budget - base) for budget in self.budgets]
-        return from_weights(weights, mean, floor=floor, cap=cap, base=base)
+        return self._derived(from_weights(weights, mean, floor=floor, cap=cap, base=base), cap=cap)
+
+    def fit(self, *, memory: str | int, context: int, batch: int = 1) -> Allocation:
+        """The same shape at the largest mean budget whose KV pairs fit into so much memory.
+
+        Layers with a sliding window count with what they hold. Tokens generated after the prompt are not counted.
+
+        Args:
+            memory: bytes, or text such as `2GiB` or `500MB`.
+            context: tokens of a prompt; no layer gets more.
+            batch: prompts in memory at once.
+
+        Raises:
+            ValueError: if the memory is too small for the smallest budgets (says what is needed), or the allocation
+                does not know its model, floor or window.
+        """
+        require_range("context", context, 1, LARGEST)
+        require_range("batch", batch, 1, LARGEST)
+        room, pair_bytes = parse_bytes(memory), batch * self._pair_bytes()
+        floor = min(self._known("floor", None, self.about.get("floor")), context)
+        held = sum(min(window, context) for window in self.about["model"].get("windows", []))
+        pairs, least = room // pair_bytes - held, len(self) * floor
+        if pairs < least:
+            raise ValueError(
+                f"memory must be at least {(least + held) * pair_bytes} bytes for {batch} x {context} tokens at the "
+                f"smallest budget of {floor}; got {room}"
+            )
+        return self.rescale(min(pairs / len(self), context), floor=floor, cap=context)
+
+    def round_to(self, block: int) -> Allocation:
+        """The nearest allocation in whole blocks (of a paged cache), its total rounded down.
+
+        None gets less than its floor needs, or one block.
+
+        Raises:
+            ValueError: for a block below 1.
+        """
+        require_range("block", block, 1, LARGEST)
+        least = math.ceil(self.about.get("floor", 1) / block)
+        real = np.maximum(np.array(self.budgets) / block, least)
+        total = max(sum(self.budgets) // block, least * len(self))
+        blocks = _round_to_total(real, total, least, LARGEST)
+        return self._derived(Allocation([count * block for count in blocks]))
+
+    def save(self, path: str | Path) -> None:
+        """Write an allocation file, whole or not at all.
+
+        Raises:
+            ValueError: if what is said `about` it does not fit the file's schema.
+        """
+        content = {"format": FORMAT, "version": VERSION, **self.about, "budgets": self.budgets, "mean": self.mean}
+        text = json.dumps(content, indent=2, allow_nan=False)
+        _checked_content(json.loads(text), str(path))
+        part = Path(path).with_name(f"{Path(path).name}.{os.getpid()}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Allocation:
+        """Read an allocation file (`save` writes them).
+
+        Raises:
+            ValueError: for a file that is not one, or a newer one, or is larger than FILE_BYTES.
+        """
+        return _from_content(_json_of(Path(path)), str(path))
+
+    def _pair_bytes(self, **given: int | None) -> int:
+        """Bytes of one key and value in all KV heads of a layer."""
+        model = self.about.get("model", {})
+        names = ("kv_heads", "head_dim", "element_bytes")
+        return 2 * math.prod(self._known(name, given.get(name), model.get(name)) for name in names)
+
+    def _known(self, name: str, given: int | None, known: int | None) -> int:
+        value = known if given is None else given
+        if value is None:
+            raise ValueError(f"{name} must be given, as this allocation does not say it; got None")
+        return value
+
+    def _derived(self, made: Allocation, **about: Any) -> Allocation:
+        """Other budgets made from these, with what is still true of them: what was measured is not."""
+        if not self.about:
+            return made
+        kept = {key: value for key, value in self.about.items() if key != "scores"}
+        provenance = {"derived_from_mean": self.mean, **self.about.get("provenance", {})}
+        return Allocation(made.budgets, {**kept, **about, "provenance": provenance})
 
     def require_layers(self, layers: int) -> None:
         """Raise ValueError unless there is one budget for each of `layers` evictable layers."""
@@ -182,14 +306,95 @@ def _read(text: Any, layers: int) -> Allocation:
         if not value.isdigit():
             raise ValueError(f"allocation uniform:N takes a whole number of at least 1; got {text!r}")
         return uniform(layers, int(value))
-    path = Path(text)
-    if not path.is_file():
+    if not Path(text).is_file():
         raise ValueError(f"allocation must be a list of budgets, uniform:N or a JSON file; there is no file {text!r}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"allocation file {text!r} is not readable JSON: {error}") from error
+    content = _json_of(Path(text))
+    if isinstance(content, dict) and "format" in content:
+        return _from_content(content, text)
     return Allocation(_budgets_in(content, text))
+
+
+def _json_of(path: Path) -> Any:
+    """What a JSON file holds. Raises ValueError for another file, numbers that are not finite, or a huge file."""
+    if not path.is_file():
+        raise ValueError(f"allocation file must be there; got {str(path)!r}")
+    try:
+        with path.open("rb") as file:
+            text = file.read(FILE_BYTES + 1)
+        if len(text) > FILE_BYTES:
+            raise ValueError(f"it has more than {FILE_BYTES} bytes")
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"allocation file {str(path)!r} is not readable JSON: {_short(str(error))}") from error
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"numbers must be finite; got {_short(text)}")
+    return float(text)
+
+
+def _from_content(content: Any, source: str) -> Allocation:
+    content = _checked_content(content, source)
+    about = {key: value for key, value in content.items() if key not in ("format", "version", "budgets", "mean")}
+    return Allocation(content["budgets"], about)
+
+
+def _checked_content(content: Any, source: str) -> dict[str, Any]:
+    """The content of an allocation file. Raises ValueError where it does not fit the schema or itself."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    name = f"allocation file {source!r}"
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError(f"{name} must be an object whose format is {FORMAT!r}; got {_short(repr(content))}")
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(
+            f"{name} must have a version up to {VERSION} (a newer one needs a newer mosaic_opt); "
+            f"got {_short(str(version))}"
+        )
+    error = best_match(Draft202012Validator(schema()).iter_errors(content))
+    if error is not None:
+        where = ".".join(str(part) for part in error.absolute_path)
+        raise ValueError(f"{name} does not fit its schema{where and ' at ' + where}: {_short(error.message)}")
+    budgets, layers = _whole_budgets(content["budgets"]), content.get("model", {}).get("layers")
+    mean, floor, cap = content.get("mean"), content.get("floor", 1), content.get("cap", LARGEST)
+    if mean is not None and abs(mean * len(budgets) - sum(budgets)) > 1e-6 * sum(budgets):
+        raise ValueError(f"{name} must have the mean of its budgets, {sum(budgets) / len(budgets):g}; got {mean:g}")
+    if not floor <= min(budgets) <= max(budgets) <= cap:
+        raise ValueError(
+            f"{name} must have budgets from floor={floor} to cap={cap}; got {min(budgets)} to {max(budgets)}"
+        )
+    if layers is not None and len(layers) != len(budgets):
+        raise ValueError(f"{name} must have a budget for each of {len(layers)} model.layers; got {len(budgets)}")
+    return content
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of allocation files."""
+    text = (resources.files("mosaic_opt") / "allocation.schema.json").read_text(encoding="utf-8")
+    read: dict[str, Any] = json.loads(text)
+    return read
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of text such as `2GiB`, `1.5 GB`, `4096`. Raises ValueError for anything else, or below one byte."""
+    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]*)\s*", str(text).lower())
+    count = float(found[1]) * UNITS.get(found[2], 0) if found else 0
+    if count < 1:
+        raise ValueError(f"memory must be bytes or text such as 2GiB or 500MB; got {text!r}")
+    return int(count)
+
+
+def require_range(name: str, value: Any, least: int, most: int) -> None:
+    """Raise ValueError unless a value is a whole number of this range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{name} must be a whole number between {least} and {most}; got {value!r}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 160 else f"{text[:100]} ... {text[-50:]}"
 
 
 def _budgets_in(content: Any, source: str) -> Any:

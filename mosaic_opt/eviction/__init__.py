@@ -4,6 +4,7 @@ from mosaic_opt.eviction.adakv import AdaKV
 from mosaic_opt.eviction.attach import Eviction, Report, attach, fitting_layers, require_skip
 from mosaic_opt.eviction.attention import UnsupportedModel, evictable_layers
 from mosaic_opt.eviction.base import EvictionMethod, PromptStates, Ranking
+from mosaic_opt.eviction.described import apply, kv_shape, method_of
 from mosaic_opt.eviction.expected_attention import ExpectedAttention
 from mosaic_opt.eviction.h2o import H2O
 from mosaic_opt.eviction.keydiff import KeyDiff
@@ -27,8 +28,11 @@ __all__ = [
     "SnapKV",
     "StreamingLLM",
     "UnsupportedModel",
+    "apply",
     "attach",
     "evictable_layers",
     "fitting_layers",
+    "kv_shape",
+    "method_of",
     "require_skip",
 ]
