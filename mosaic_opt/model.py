@@ -88,6 +88,11 @@ class ModelSource:
             return f"{_hash_files(self.path)}:{dtype}"
         return f"{self.name}@{self.config._commit_hash}:{dtype}"
 
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of the cache. Raises ValueError as `fingerprint` does."""
+        return self._torch_dtype(self._torch_device()).itemsize
+
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer. Raises ValueError if it cannot be read."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SPLIT_NAMES = ("calibration", "selection", "test")
 PARTS = ("model", "task", "eviction", "sampler", "levels", *SPLIT_NAMES, "tokens", "seed", "cap", "race")
 
-FORMAT = 2  # of what studies hold; one that this code cannot read has another, and is refused
+FORMAT = 3  # of what studies hold; one that this code cannot read has another, and is refused
 
 _EVALUATED = {"model", "task", "eviction", *SPLIT_NAMES, "tokens", "seed", "cap", "batch_size", "output"}
 _EVALUATED |= {"prefill_for", "device_gib", "host_gib"}

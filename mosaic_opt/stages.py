@@ -28,7 +28,7 @@ from mosaic_opt.allocation import Allocation
 from mosaic_opt.claims import orderly
 from mosaic_opt.design import initial_design, refinement_design
 from mosaic_opt.evaluator import Evaluator, Measurement
-from mosaic_opt.eviction import EvictionMethod, require_skip
+from mosaic_opt.eviction import EvictionMethod, kv_shape, require_skip
 from mosaic_opt.model import ModelSource, require_fit
 from mosaic_opt.objective import LevelObjective, Measure, Objective, WeightObjective, by_score, measured
 from mosaic_opt.paired import shrunk
@@ -133,6 +133,24 @@ class Bench:
             raise ValueError(f"cap must be null where skip keeps layers whole; got {self._cap}")
         return min(self._cap or longest, longest)
 
+    def about(self) -> dict[str, Any]:
+        """What allocation files say of all that is found here (see `allocation.schema.json`)."""
+        model = {
+            "id": self.source.name,
+            "fingerprint": self.source.fingerprint,
+            "element_bytes": self.source.element_bytes,
+            **kv_shape(self.source.config),
+        }
+        return {
+            "model": model,
+            "eviction": self.method.describe(),
+            "floor": self.method.floor,
+            "cap": self.cap,
+            "task": self.task.name,
+            "metric": self.task.metric,
+            "protocol": self.task.protocol,
+        }
+
     def example_hashes(self) -> dict[str, str]:
         """One hash of the example ids per split, for the fingerprint."""
         return {
@@ -233,7 +251,7 @@ class Search:
             self.objective,
             stage="search",
             sampler=self._proposer(self.objective, known_objective=self.objective.mean_budget),
-            user_attrs={},
+            user_attrs={"about": bench.about()},
         )
         begin_plan(self.study, plan.key, config)
         self.selection = self._measured("selection")

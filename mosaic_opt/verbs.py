@@ -36,6 +36,7 @@ from mosaic_opt.settings import (
 from mosaic_opt.urls import hidden
 
 if TYPE_CHECKING:
+    from mosaic_opt.allocation import Allocation
     from mosaic_opt.stages import Bench
     from mosaic_opt.study import Plan
 
@@ -176,21 +177,24 @@ def _ask(what: str, force: bool) -> None:
 def _show_result(config: DictConfig, plan: Plan, storage: Any, name: str, folder: Path, *, ran: bool) -> None:
     from mosaic_opt.report.dashboard import draw, publish
     from mosaic_opt.report.page import save_figures
-    from mosaic_opt.report.result import result
+    from mosaic_opt.report.result import allocations_of, result
     from mosaic_opt.report.terminal import print_result
     from mosaic_opt.report.view import View
 
     content = result(storage, name, plan.key)
     text = json.dumps(content, indent=2)
     _write(folder / "result.json", text)
-    allocations = {f"{row['allocation']}-{row['budget']}": row["budgets"] for row in content["rows"]}
-    _write(folder / "allocations.json", json.dumps(allocations))
+    (folder / "allocations").mkdir(exist_ok=True)
+    files = {folder / "allocations" / f"{name}.json": made for name, made in allocations_of(content).items()}
+    for path, made in files.items():
+        made.save(path)
     if ran:
         draw(storage, name)
-        files = [folder / file for file in ("result.json", "allocations.json", "search.log")]
-        publish(storage, name, [*files, *save_figures(View.of(storage, name), folder)], _artifacts(config))
+        others = [folder / "result.json", folder / "search.log", *save_figures(View.of(storage, name), folder)]
+        publish(storage, name, [*files, *others], _artifacts(config))
     where = {
         "result": str(folder / "result.json"),
+        "allocations": str(folder / "allocations"),
         "database": hidden(storage_url(config)),
         "look at it": f"mosaic dashboard storage.url={hidden(storage_url(config))}",
     }
@@ -218,6 +222,7 @@ def evaluate(config: DictConfig) -> None:
         source = instantiate(config.model)
         bench = configured_bench(config, source, {split: config[split]}, TerminalWatch())
         wanted = allocation.parse(given, layers=bench.layers)
+        _require_same_model(wanted, source)
         if max(wanted.budgets) > bench.cap and config.cap is not None:
             raise ValueError(f"allocation budgets must be at most cap={bench.cap}; got {max(wanted.budgets)}")
         source.require_device()
@@ -385,8 +390,20 @@ def _live(config: DictConfig) -> tuple[ModelSource, Any]:
     method = instantiate(config.eviction)
     given = OmegaConf.to_container(config, resolve=True)["allocation"]  # type: ignore[index,call-overload]
     wanted = allocation.parse(given, layers=len(evictable_layers(source.config)))
+    _require_same_model(wanted, source)
     fitting_layers(source.config, method, wanted)
     return source, Cut(method, wanted, config.hold_budget)
+
+
+def _require_same_model(wanted: Allocation, source: ModelSource) -> None:
+    """Raise ValueError for an allocation whose file says that it was made for other weights (in whatever dtype)."""
+    model = wanted.about.get("model", {})
+    meant, here = (str(text).rpartition(":")[0] for text in (model.get("fingerprint"), source.fingerprint))
+    if meant and meant != here:
+        raise ValueError(
+            f"allocation must be for model {source.name!r} (fingerprint {here}), or be given as a list; "
+            f"got one for {model['id']!r} ({meant})"
+        )
 
 
 def _prompt(file: Any) -> str:

@@ -35,6 +35,10 @@ class Bench:
         }
         self.truncated = dict.fromkeys(SPLITS, 0)
 
+    def about(self):
+        model = {"id": "tiny", "layers": list(range(self.layers)), "kv_heads": 2, "head_dim": 8, "element_bytes": 4}
+        return {"model": model, "eviction": self.method.describe(), "floor": self.method.floor, "cap": self.cap}
+
     def example_hashes(self):
         return dict.fromkeys(SPLITS, "0")
 

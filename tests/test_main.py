@@ -26,6 +26,8 @@ from optuna.trial import TrialState
 from transformers import AutoModelForCausalLM, DeepseekV3Config, StableLmConfig
 
 from mosaic_opt import __main__ as command
+from mosaic_opt.allocation import Allocation
+from mosaic_opt.eviction import apply
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import measured
 from mosaic_opt.settings import configured_task, setting
@@ -525,7 +527,7 @@ def test_reports_and_what_they_lack(capfd, tmp_path):
     assert run(capfd, "search", *SMALL, output, "study=one", "budgets=[64]", "trials=6", "refine_trials=2")[0] == 0
     study = optuna.load_study(study_name="one", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db"))
     names = {meta.filename for meta in optuna.artifacts.get_all_artifact_meta(study)}
-    assert {"result.json", "allocations.json", "search.log", "front.png", "layers-64.png"} <= names
+    assert {"result.json", "refined-64.json", "winner.json", "search.log", "front.png", "layers-64.png"} <= names
     assert "search: 6 of 6" in re.sub(" +", " ", (tmp_path / "results/one/search.log").read_text()).replace(" :", ":")
     code, out, err = run(capfd, "report", output, "study=on")
     assert (code, out) == (2, "")
@@ -536,6 +538,37 @@ def test_reports_and_what_they_lack(capfd, tmp_path):
     page = Path(out.strip()).read_text()
     assert "mosaic search model=random" in page
     assert "not come to its end" not in page
+
+
+def test_what_a_search_found_lies_there_as_allocation_files(capfd, tmp_path):
+    code, out, err = run(
+        capfd, "search", *SMALL, f"output={tmp_path}", "study=one", "budgets=[64]", "trials=6", "refine_trials=2"
+    )
+    assert code == 0, err
+    rows = {f"{row['allocation']}-{row['budget']}": row for row in json.loads(out)["rows"]}
+    folder = tmp_path / "results/one/allocations"
+    assert sorted(path.name for path in folder.iterdir()) == ["refined-64.json", "rescaled-64.json", "winner.json"]
+    made = Allocation.load(folder / "refined-64.json")
+    assert list(made.budgets) == rows["refined-64"]["budgets"]
+    assert made.about["scores"]["test"]["score"] == rows["refined-64"]["score"]
+    assert made.kv_bytes() == rows["refined-64"]["kv_bytes"]
+    assert made.rescale(mean=80).mean == 80
+    with apply(ModelSource(name="random").load(), made) as eviction:
+        assert eviction.method.describe() == made.about["eviction"]
+    code, out, err = run(
+        capfd, "evaluate", *SMALL[:-1], f"output={tmp_path}", f"allocation={folder / 'refined-64.json'}"
+    )
+    assert code == 0, err
+    assert json.loads(out)["score"] == rows["refined-64"]["score"]
+    content = json.loads((folder / "winner.json").read_text())
+    content["model"]["fingerprint"] = "other:float32"
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    code, out, err = run(capfd, "evaluate", *SMALL[:-1], f"output={tmp_path}", f"allocation={tmp_path}/other.json")
+    assert (code, out) == (2, "")
+    assert (
+        "must be for model 'random' (fingerprint random-1), or be given as a list; got one for 'random' (other)"
+        in err
+    )
 
 
 def test_a_report_of_a_database_in_use(capfd, tmp_path):

@@ -9,6 +9,7 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from mosaic_opt.allocation import Allocation
 from mosaic_opt.objective import measured
 from mosaic_opt.report.statistics import cache_ratio, paired_gain
 from mosaic_opt.study import latest_plan, load_study, parts_of, plan_record
@@ -41,6 +42,8 @@ def result(storage: BaseStorage, name: str, key: str | None = None) -> dict[str,
         "config": plan["config"],
         "fingerprint": study.user_attrs["fingerprint"],
         "versions": study.user_attrs["versions"],
+        "about": study.user_attrs["about"],
+        "examples": {split: len(ids) for split, ids in study.user_attrs["splits"].items()},
         "protocol": study.user_attrs["protocol"],
         "allow_overlap": study.user_attrs["allow_overlap"],
         "truncated": study.user_attrs["truncated"],
@@ -100,6 +103,30 @@ def budget_rows(
             }
         )
     return rows
+
+
+def allocations_of(result: dict[str, Any]) -> dict[str, Allocation]:
+    """What a search found, ready to be saved as allocation files: `winner`, `rescaled-BUDGET`, `refined-BUDGET`."""
+    winner, counts = result["winner"], result["examples"]
+    config, versions = result["config"], result["versions"]
+    provenance = {"study": result["study"], "command": config.get("command"), "versions": versions}
+
+    def made(name: str, budgets: list[int], scores: dict[str, dict[str, Any]]) -> Allocation:
+        measured = {split: score | {"examples": counts[split]} for split, score in scores.items()}
+        return Allocation(
+            budgets, {**result["about"], "scores": measured, "provenance": {"allocation": name, **provenance}}
+        )
+
+    known = {split: {"score": score} for split, score in winner["scores"].items() if score is not None}
+    found = {"winner": made("winner", winner["budgets"], known)}
+    for row in result["rows"]:
+        if row["allocation"] in ("rescaled", "refined"):
+            scores = {"test": {"score": row["score"], "interval": row["score_interval"]}}
+            if row["selection_score"] is not None:
+                scores["selection"] = {"score": row["selection_score"]}
+            name = f"{row['allocation']}-{row['budget']}"
+            found[name] = made(name, row["budgets"], scores)
+    return found
 
 
 def _by_budgets(study: optuna.Study) -> dict[tuple[int, ...], FrozenTrial]:
