@@ -57,6 +57,10 @@ VERBS = {
         "write one HTML file about a search, or all of a database, with figures and tables beside it",
         "mosaic report study=NAME",
     ),
+    "export": (
+        "write an allocation as kvpress, LU-KV, TensorRT-LLM, KVCache-Factory, CSV or plain JSON take it",
+        "mosaic export allocation=refined-128.json format=kvpress prompt_tokens=4096",
+    ),
     "dashboard": ("open optuna-dashboard on the study database", "mosaic dashboard port=8080"),
 }
 

@@ -153,12 +153,16 @@ class Allocation:
         Raises:
             ValueError: if what is said `about` it does not fit the file's schema.
         """
-        content = {"format": FORMAT, "version": VERSION, **self.about, "budgets": self.budgets, "mean": self.mean}
-        text = json.dumps(content, indent=2, allow_nan=False)
+        text = self.to_json()
         _checked_content(json.loads(text), str(path))
         part = Path(path).with_name(f"{Path(path).name}.{os.getpid()}.part")
         part.write_text(text, encoding="utf-8")
         part.replace(path)
+
+    def to_json(self) -> str:
+        """The content of an allocation file."""
+        content = {"format": FORMAT, "version": VERSION, **self.about, "budgets": self.budgets, "mean": self.mean}
+        return json.dumps(content, indent=2, allow_nan=False)
 
     @classmethod
     def load(cls, path: str | Path) -> Allocation:

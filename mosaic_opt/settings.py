@@ -56,6 +56,7 @@ _REQUIRED = {
     "baseline": _EVALUATED - {"task", *SPLIT_NAMES} | {"tasks", "protocol", "split", "examples", "budgets", "table"},
     "worker": {"study", "storage", "output", "device", "batch_size", "device_gib", "host_gib"},
     "report": {"study", "storage", "output"},
+    "export": {"allocation", "format", "prompt_tokens", "to"},
     "dashboard": {"port", "host", "allow_anyone", "storage", "output"},
     "studies": {"action", "study", "to", "force", "storage", "output"},
     "bench": _EVICTED | {"lengths", "batches", "budget", "repeats", "seed"},
@@ -71,6 +72,7 @@ _RANGES = {
     "new_tokens": (1, 10**6),
     "budget": (1, 10**7),
     "budgets": (1, 10**7),
+    "prompt_tokens": (1, 10**7),
     "examples": (1, 10**6),
     "repeats": (1, 1000),
     "workers": (1, 256),
@@ -78,7 +80,7 @@ _RANGES = {
     "lengths": (1, 10**7),
     "batches": (1, 10**4),
 }
-_NULLABLE = {"cap", "budget"}
+_NULLABLE = {"cap", "budget", "prompt_tokens"}
 _INHERITED = {"batch_size", "device_gib", "host_gib"}  # of a worker: null takes what the study has
 _LISTS = ("lengths", "batches", "budgets")
 _SWITCHES = ("hold_budget", "chat", "plain", "force", "allow_anyone")

@@ -446,6 +446,22 @@ def report(config: DictConfig) -> None:
     put(str(path))
 
 
+def export(config: DictConfig) -> None:
+    """`mosaic export`: an allocation file in another tool's form, to a file or on stdout."""
+    from mosaic_opt.allocation import Allocation
+    from mosaic_opt.export import exported
+
+    with user_errors():
+        settings = checked(config)
+        form, path = settings["format"], _writable(settings["to"], "to")
+        if path is None and form == "lukv":
+            raise ValueError("to must be a file for format lukv, which is no text; got None")
+        made = exported(Allocation.load(str(settings["allocation"])), form, prompt_tokens=settings["prompt_tokens"])
+        if path is not None:
+            path.write_bytes(made)
+    put(made.decode() if path is None else str(path))
+
+
 def dashboard(config: DictConfig) -> None:
     """`mosaic dashboard`: optuna-dashboard on the configured database, on loopback."""
     from optuna.artifacts import FileSystemArtifactStore

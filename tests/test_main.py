@@ -36,7 +36,8 @@ from mosaic_opt.study import completed
 from tests.postgres import PASSWORD
 
 CONF = Path(__file__).parents[1] / "conf"
-VERBS = ("search", "worker", "studies", "evaluate", "tasks", "baseline", "generate", "bench", "report", "dashboard")
+VERBS = ("search", "worker", "studies", "evaluate", "tasks", "baseline", "generate", "bench", "report", "export",
+         "dashboard")  # fmt: skip
 GROUPS = ("model", "task", "eviction", "sampler", "storage")
 SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4", "levels=[32,64,128,256]"]
 
@@ -788,7 +789,7 @@ def configurations():
 @pytest.mark.parametrize(("verb", "overrides"), list(configurations()))
 def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_path, monkeypatch):
     monkeypatch.setenv("MOSAIC_STORAGE_URL", f"sqlite:///{tmp_path}/of-the-environment.db")
-    if verb in ("evaluate", "generate", "bench"):
+    if verb in ("evaluate", "generate", "bench", "export"):
         overrides = ["allocation=uniform:64"]
     if overrides == ["model=custom"]:
         overrides = ["model=custom", "model.name=random"]
