@@ -57,6 +57,10 @@ VERBS = {
         "write one HTML file about a search, or all of a database, with figures and tables beside it",
         "mosaic report study=NAME",
     ),
+    "plan": (
+        "say what a model's KV cache needs and what fits into a memory, from its configuration alone",
+        "mosaic plan model=llama3_8b context=32768 batch=8 memory=16GiB budget=1024",
+    ),
     "export": (
         "write an allocation as kvpress, LU-KV, TensorRT-LLM, KVCache-Factory, CSV or plain JSON take it",
         "mosaic export allocation=refined-128.json format=kvpress prompt_tokens=4096",

@@ -26,6 +26,7 @@ from mosaic_opt.settings import (
     fingerprint_of,
     named,
     named_tasks,
+    one_line,
     recorded,
     require_known,
     require_name,
@@ -444,6 +445,43 @@ def report(config: DictConfig) -> None:
         if view.result is None:
             print(f"{view.name} has not come to its end: it is in stage {view.stage}", file=sys.stderr)
     put(str(path))
+
+
+def plan(config: DictConfig) -> None:
+    """`mosaic plan`: what a model's KV cache needs and what fits; one JSON object on stdout."""
+    from mosaic_opt.allocation import parse_bytes
+    from mosaic_opt.eviction import kv_shape
+    from mosaic_opt.memory import expected_score, memory_plan
+    from mosaic_opt.report.terminal import print_plan
+
+    with user_errors():
+        settings = checked(config)
+        source = instantiate(config.model)
+        model = {**kv_shape(source.config), "element_bytes": source.element_bytes}
+        result = _result_file(settings["result"])
+        memory = None if settings["memory"] is None else parse_bytes(settings["memory"])
+        given = {name: settings[name] for name in ("context", "batch")}
+        floor = result["about"]["floor"] if result else 1
+        found = memory_plan(model, mean=settings["budget"], memory=memory, floor=floor, **given)
+    mean = settings["budget"] or found.get("fitting_mean")
+    if result and mean is not None:
+        found["expected"] = expected_score(result["rows"], mean)
+    report = {"model": source.name, **model, **given, "memory": memory, "budget": settings["budget"], **found}
+    print_plan(report)
+    put(json.dumps(report))
+
+
+def _result_file(path: Any) -> dict[str, Any] | None:
+    """A result.json; None where none is given."""
+    if path is None:
+        return None
+    try:
+        content: Any = json.loads(Path(str(path)).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"result must be a result.json of mosaic search; got {path!r}: {one_line(error)}") from error
+    if not isinstance(content, dict) or not {"rows", "about"} <= content.keys():
+        raise ValueError(f"result must be a result.json of mosaic search; got {path!r}, which holds something else")
+    return content
 
 
 def export(config: DictConfig) -> None:

@@ -37,7 +37,7 @@ from tests.postgres import PASSWORD
 
 CONF = Path(__file__).parents[1] / "conf"
 VERBS = ("search", "worker", "studies", "evaluate", "tasks", "baseline", "generate", "bench", "report", "export",
-         "dashboard")  # fmt: skip
+         "plan", "dashboard")  # fmt: skip
 GROUPS = ("model", "task", "eviction", "sampler", "storage")
 SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4", "levels=[32,64,128,256]"]
 
@@ -794,7 +794,7 @@ def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_p
     if overrides == ["model=custom"]:
         overrides = ["model=custom", "model.name=random"]
     with initialize_config_module("mosaic_opt.conf", version_base="1.3"):
-        home = [] if verb in ("tasks", "generate", "bench") else [f"output={tmp_path}"]
+        home = [] if verb in ("tasks", "generate", "bench", "export", "plan") else [f"output={tmp_path}"]
         config = compose(verb, [*overrides, *home])
     for group in GROUPS:
         if group in config and "_target_" in config[group]:

@@ -129,6 +129,26 @@ def print_generations(report: dict[str, Any]) -> None:
     _console().print(table)
 
 
+def print_plan(report: dict[str, Any]) -> None:
+    """What `mosaic plan` found, a line each."""
+    prompts = f"{report['batch']} x {report['context']} tokens"
+    print(f"full cache, {prompts}: {_size(report['full_bytes'])}", file=sys.stderr)
+    if "budget_bytes" in report:
+        share = f"{100 * report['share']:.1f} % of it"
+        print(f"mean budget {report['budget']}: {_size(report['budget_bytes'])}, {share}", file=sys.stderr)
+    if "fitting_mean" in report:
+        fits = f"mean budget {report['fitting_mean']:.1f} for {prompts}"
+        fits += f"; full cache: batch {report['full_batch']}, or context {report['full_context']}"
+        fits += f"; budget {report['budget']}: batch {report['budget_batch']}" if "budget_batch" in report else ""
+        print(f"{_size(report['memory'])} hold {fits}", file=sys.stderr)
+    if report.get("expected"):
+        low, high = report["expected"]["interval"]
+        score = report["expected"]["score"]
+        print(f"expected score: {100 * score:.1f} [{100 * low:.1f}, {100 * high:.1f}]", file=sys.stderr)
+    elif "expected" in report:
+        print("expected score: unknown, this budget is outside those that were measured", file=sys.stderr)
+
+
 def print_table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     """A table as it is."""
     table = Table(*headings)
