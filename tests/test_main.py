@@ -414,7 +414,7 @@ def wait_for_trials(process, folder, count):
 
 
 def test_a_second_process_on_the_same_study_helps(capfd, tmp_path):
-    arguments = ["search", *SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=300", "refine_trials=4"]
+    arguments = ["search", *SMALL, f"output={tmp_path}", "study=k", "budgets=[64]", "trials=200", "refine_trials=4"]
     process = spawn(*arguments)
     wait_for_trials(process, tmp_path, 1)
     code, out, err = run(capfd, "worker", "study=k", f"output={tmp_path}")
@@ -422,8 +422,8 @@ def test_a_second_process_on_the_same_study_helps(capfd, tmp_path):
     assert (code, process.returncode) == (0, 0), err + errors
     assert json.loads(out)["rows"] == json.loads(said)["rows"]
     trials = optuna.load_study(study_name="k", storage=open_storage(f"sqlite:///{tmp_path}/mosaic.db")).trials
-    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 300
-    assert len({tuple(trial.user_attrs["budgets"]) for trial in trials}) == 300
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 200
+    assert len({tuple(trial.user_attrs["budgets"]) for trial in trials}) == 200
     assert len({trial.user_attrs["worker"][1] for trial in trials}) == 2
 
 
