@@ -61,6 +61,10 @@ VERBS = {
         "say what a model's KV cache needs and what fits into a memory, from its configuration alone",
         "mosaic plan model=llama3_8b context=32768 batch=8 memory=16GiB budget=1024",
     ),
+    "compare": (
+        "hold allocations against each other: layer by layer, by shape, and on the same examples; JSON on stdout",
+        "mosaic compare allocations=[uniform:128,refined-128.json]",
+    ),
     "export": (
         "write an allocation as kvpress, LU-KV, TensorRT-LLM, KVCache-Factory, CSV or plain JSON take it",
         "mosaic export allocation=refined-128.json format=kvpress prompt_tokens=4096",
@@ -101,7 +105,7 @@ def main() -> None:
             hydra.main(config_path="pkg://mosaic_opt.conf", config_name=verb, version_base="1.3")(job)()
     except BaseException as error:
         if _interrupts:  # an interrupt may land inside a library that turns it into an error of its own
-            _stopped(resumes=verb in ("search", "worker", "evaluate", "baseline"))
+            _stopped(resumes=verb in ("search", "worker", "evaluate", "compare", "baseline"))
         if isinstance(error, JobFailed):
             if not started:  # the job ran in another process, whose standard error may be a file
                 _fail(f"a job failed: {error}")

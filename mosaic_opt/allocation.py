@@ -123,7 +123,7 @@ class Allocation:
         require_range("batch", batch, 1, LARGEST)
         room, pair_bytes = parse_bytes(memory), batch * self._pair_bytes()
         floor = min(self._known("floor", None, self.about.get("floor")), context)
-        held = sum(min(window, context) for window in self.about["model"].get("windows", []))
+        held = window_pairs(self.about["model"].get("windows", []), context)
         pairs, least = room // pair_bytes - held, len(self) * floor
         if pairs < least:
             raise ValueError(
@@ -131,6 +131,19 @@ class Allocation:
                 f"smallest budget of {floor}; got {room}"
             )
         return self.rescale(min(pairs / len(self), context), floor=floor, cap=context)
+
+    def distance(self, other: Allocation) -> float:
+        """Between two shapes: the share of the pairs that would have to move to other layers (total variation).
+
+        Returns:
+            0 (one is the other at another mean budget) to below 1.
+
+        Raises:
+            ValueError: if they have not the same number of layers.
+        """
+        other.require_layers(len(self))
+        shares, others = (np.array(each.budgets) / sum(each.budgets) for each in (self, other))
+        return float(np.abs(shares - others).sum() / 2)
 
     def round_to(self, block: int) -> Allocation:
         """The nearest allocation in whole blocks (of a paged cache), its total rounded down.
@@ -199,6 +212,11 @@ class Allocation:
             raise ValueError(
                 f"allocation must have {layers} budgets, one per evictable layer; got {len(self.budgets)}"
             )
+
+
+def window_pairs(windows: Sequence[int], context: int) -> int:
+    """Pairs that layers with sliding windows of so many tokens hold of one prompt."""
+    return sum(min(window, context) for window in windows)
 
 
 def uniform(layers: int, budget: int) -> Allocation:
@@ -290,8 +308,8 @@ def parse(text: Any, *, layers: int) -> Allocation:
     """Read an allocation as a user writes it and check it has one budget per layer.
 
     Args:
-        text: a list of budgets, `uniform:256`, or the path of a JSON file that holds a list, an object with
-            `budgets`, or a `result.json` (its winner is taken).
+        text: a list of budgets, `uniform:256`, or the path of a JSON file: an allocation file, a `result.json` (its
+            winner is taken), a list, or an object with `budgets`.
         layers: number of evictable layers.
 
     Raises:
@@ -302,11 +320,31 @@ def parse(text: Any, *, layers: int) -> Allocation:
     return allocation
 
 
+def parse_several(texts: Sequence[Any]) -> list[Allocation]:
+    """Read allocations of one model, each as `parse` does; those that are not uniform say how many layers it has.
+
+    Raises:
+        ValueError: if they do not have the same number of layers, or all are uniform.
+    """
+    layers = next((len(_read(text, 0)) for text in texts if not _is_uniform(text)), None)
+    if layers is None:
+        raise ValueError(f"allocations must hold one that says how many layers there are; got {list(texts)}")
+    read = [_read(text, layers) for text in texts]
+    for text, allocation in zip(texts, read, strict=True):
+        if len(allocation) != layers:
+            raise ValueError(f"allocations must all be of {layers} layers; {text!r} is of {len(allocation)}")
+    return read
+
+
+def _is_uniform(text: Any) -> bool:
+    return isinstance(text, str) and text.startswith("uniform:")
+
+
 def _read(text: Any, layers: int) -> Allocation:
     if not isinstance(text, str):
         return Allocation(text)
-    kind, _, value = text.partition(":")
-    if kind == "uniform" and value:
+    if _is_uniform(text):
+        value = text.removeprefix("uniform:")
         if not value.isdigit():
             raise ValueError(f"allocation uniform:N takes a whole number of at least 1; got {text!r}")
         return uniform(layers, int(value))
@@ -315,7 +353,11 @@ def _read(text: Any, layers: int) -> Allocation:
     content = _json_of(Path(text))
     if isinstance(content, dict) and "format" in content:
         return _from_content(content, text)
-    return Allocation(_budgets_in(content, text))
+    budgets = _budgets_in(content, text)
+    if isinstance(content, dict) and "winner" in content and "about" in content:
+        about = content["about"] if isinstance(content["about"], dict) else {}
+        return _from_content({"format": FORMAT, "version": VERSION, **about, "budgets": budgets}, text)
+    return Allocation(budgets)
 
 
 def _json_of(path: Path) -> Any:

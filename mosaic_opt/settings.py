@@ -24,6 +24,8 @@ from mosaic_opt.model import ModelSource
 from mosaic_opt.urls import KINDS, URL_VARIABLE, hidden
 
 if TYPE_CHECKING:
+    from mosaic_opt.allocation import Allocation
+    from mosaic_opt.eviction import EvictionMethod
     from mosaic_opt.stages import Bench
     from mosaic_opt.tasks import Task
 
@@ -32,13 +34,14 @@ PARTS = ("model", "task", "eviction", "sampler", "levels", *SPLIT_NAMES, "tokens
 
 FORMAT = 3  # of what studies hold; one that this code cannot read has another, and is refused
 
-_EVALUATED = {"model", "task", "eviction", *SPLIT_NAMES, "tokens", "seed", "cap", "batch_size", "output"}
+_EVALUATED = {"model", "task", *SPLIT_NAMES, "tokens", "seed", "cap", "batch_size", "output"}
 _EVALUATED |= {"prefill_for", "device_gib", "host_gib"}
-_EVICTED = {"model", "eviction", "allocation", "new_tokens", "hold_budget"}
+_EVICTED = {"model", "allocation", "new_tokens", "hold_budget"}
 _REQUIRED = {
     "evaluate": _EVALUATED | {"allocation", "split"},
     "search": _EVALUATED
     | {
+        "eviction",
         "sampler",
         "storage",
         "study",
@@ -53,10 +56,12 @@ _REQUIRED = {
     },
     "generate": _EVICTED | {"prompt_file", "chat", "plain"},
     "tasks": {"tokens", "seed"},
-    "baseline": _EVALUATED - {"task", *SPLIT_NAMES} | {"tasks", "protocol", "split", "examples", "budgets", "table"},
+    "baseline": _EVALUATED - {"task", *SPLIT_NAMES}
+    | {"eviction", "tasks", "protocol", "split", "examples", "budgets", "table"},
     "worker": {"study", "storage", "output", "device", "batch_size", "device_gib", "host_gib"},
     "report": {"study", "storage", "output"},
     "plan": {"model", "context", "batch", "memory", "budget", "result"},
+    "compare": _EVALUATED - {*SPLIT_NAMES, "prefill_for"} | {"allocations", "split", "examples"},
     "export": {"allocation", "format", "prompt_tokens", "to"},
     "dashboard": {"port", "host", "allow_anyone", "storage", "output"},
     "studies": {"action", "study", "to", "force", "storage", "output"},
@@ -111,6 +116,10 @@ def checked(config: DictConfig, verb: str | None = None) -> dict[str, Any]:
         raise ValueError(f"settings must hold {', '.join(missing)}; it was removed")
     if settings.get("allocation") == "???":
         raise ValueError("allocation is required: a list of budgets, uniform:N, or a JSON file (allocation=...)")
+    if settings.get("allocations") == "???":
+        raise ValueError(
+            "allocations is required: two or more of what allocation= takes (allocations=[a.json,b.json])"
+        )
     for name, (least, most) in _RANGES.items():
         value = settings.get(name)
         if name not in settings or (name in nullable and value is None):
@@ -215,17 +224,39 @@ def configured_task(config: DictConfig) -> Task:
     return instantiate(settings, tasks=list(members.values()))
 
 
+def method_for(allocation: Allocation, config: DictConfig) -> EvictionMethod:
+    """The eviction method as configured, else as the allocation's file says, else snapkv."""
+    from mosaic_opt.eviction import method_of
+
+    if "eviction" in config:
+        return instantiate(config.eviction)
+    described = allocation.about.get("eviction")
+    return method_of(described) if described else named("eviction", "snapkv", config)
+
+
+def methods_by_name(config: DictConfig, setting: str) -> list[EvictionMethod]:
+    """The eviction methods that a setting lists."""
+    names: Any = OmegaConf.to_container(config, resolve=True)[setting]  # type: ignore[index,call-overload]
+    return [named("eviction", name, config) for name in checked_names(names, setting)]
+
+
 def configured_bench(
-    config: DictConfig, source: ModelSource, counts: dict[str, int], watch: Any, task: Task | None = None
+    config: DictConfig,
+    source: ModelSource,
+    counts: dict[str, int],
+    watch: Any,
+    *,
+    task: Task,
+    method: EvictionMethod,
+    prefill_for: Sequence[EvictionMethod],
 ) -> Bench:
     from mosaic_opt.stages import Bench
 
-    others = OmegaConf.to_container(config, resolve=True)["prefill_for"]  # type: ignore[index,call-overload]
     return Bench(
         model=source,
-        task=task or configured_task(config),
-        method=instantiate(config.eviction),
-        prefill_for=[named("eviction", name, config) for name in checked_names(others, "prefill_for")],
+        task=task,
+        method=method,
+        prefill_for=prefill_for,
         counts=counts,
         ranked=None if config.output is None else Path(config.output) / "ranked",
         cap=config.cap,

@@ -22,8 +22,11 @@ from mosaic_opt.settings import (
     checked_split,
     choices,
     configured_bench,
+    configured_task,
     default_name,
     fingerprint_of,
+    method_for,
+    methods_by_name,
     named,
     named_tasks,
     one_line,
@@ -89,7 +92,15 @@ def _run_search(
     watch = TerminalWatch(log=folder / "search.log", trial_done=pages.update)
     storage.say = watch.say
     with user_errors():
-        bench = configured_bench(config, source, plan.counts, watch)
+        bench = configured_bench(
+            config,
+            source,
+            plan.counts,
+            watch,
+            task=configured_task(config),
+            method=instantiate(config.eviction),
+            prefill_for=methods_by_name(config, "prefill_for"),
+        )
         source.require_device()
         plan.check_range(floor=bench.method.floor, prompt=config.tokens)
         search = Search(
@@ -213,6 +224,7 @@ def _write(path: Path, text: str) -> None:
 def evaluate(config: DictConfig) -> None:
     """`mosaic evaluate`: measure one allocation; one JSON object on stdout."""
     from mosaic_opt import allocation
+    from mosaic_opt.ranked import evaluable_layers
     from mosaic_opt.report.terminal import TerminalWatch
 
     with user_errors():
@@ -221,17 +233,26 @@ def evaluate(config: DictConfig) -> None:
         given = OmegaConf.to_container(given) if OmegaConf.is_list(given) else given
         split = checked_split(config.split)
         source = instantiate(config.model)
-        bench = configured_bench(config, source, {split: config[split]}, TerminalWatch())
-        wanted = allocation.parse(given, layers=bench.layers)
+        layers, _ = evaluable_layers(source.config)
+        wanted = allocation.parse(given, layers=len(layers))
         _require_same_model(wanted, source)
-        if max(wanted.budgets) > bench.cap and config.cap is not None:
-            raise ValueError(f"allocation budgets must be at most cap={bench.cap}; got {max(wanted.budgets)}")
+        bench = configured_bench(
+            config,
+            source,
+            {split: config[split]},
+            TerminalWatch(),
+            task=configured_task(config),
+            method=method_for(wanted, config),
+            prefill_for=methods_by_name(config, "prefill_for"),
+        )
+        _require_measurable(wanted, bench, config)
         source.require_device()
     measurement = bench.measure(split)(wanted, complete=True)
     report = {
         "task": bench.task.name,
         "metric": bench.task.metric,
         "protocol": bench.task.protocol,
+        "eviction": bench.method.describe(),
         "allow_overlap": bench.task.allow_overlap,
         "truncated": bench.truncated[split],
         "score": measurement.score,
@@ -247,6 +268,64 @@ def evaluate(config: DictConfig) -> None:
         "seconds": measurement.seconds,
     }
     put(json.dumps(report))
+
+
+def _require_measurable(wanted: Allocation, bench: Bench, config: DictConfig) -> None:
+    """Raise ValueError for another number of layers, or budgets over a cap that is configured; makes the examples."""
+    wanted.require_layers(bench.layers)
+    if max(wanted.budgets) > bench.cap and config.cap is not None:
+        raise ValueError(f"allocation budgets must be at most cap={bench.cap}; got {max(wanted.budgets)}")
+
+
+def compare(config: DictConfig) -> None:
+    """`mosaic compare`: allocations beside each other; one JSON object on stdout."""
+    from mosaic_opt.allocation import parse_several
+    from mosaic_opt.report.comparison import comparison_rows, layer_table, summary_table
+    from mosaic_opt.report.terminal import print_table
+
+    with user_errors():
+        settings = checked(config)
+        given, split = settings["allocations"], settings["split"]
+        if not isinstance(given, list) or len(given) < 2:
+            raise ValueError(
+                f"allocations must be a list of at least two (allocations=[a.json,b.json]); got {given!r}"
+            )
+        wanted = parse_several(given)
+        benches = None if split is None else _compared_benches(config, wanted, checked_split(split))
+    names = [str(one) for one in given]
+    report: dict[str, Any] = {"split": split}
+    if benches is None:
+        rows = comparison_rows(names, wanted)
+    else:
+        scores = [bench.measure(split)(one, complete=True).scores for one, bench in zip(wanted, benches, strict=True)]
+        rows = comparison_rows(names, wanted, scores)
+        for row, bench in zip(rows, benches, strict=True):
+            row["eviction"] = bench.method.describe()
+        task = benches[0].task
+        report |= {"task": task.name, "metric": task.metric, "protocol": task.protocol}
+    for table in (layer_table(rows), summary_table(rows)):
+        print_table(*table)
+    put(json.dumps({**report, "rows": rows}))
+
+
+def _compared_benches(config: DictConfig, wanted: list[Allocation], split: str) -> list[Bench]:
+    """For each allocation the bench that measures it: one for each eviction method, all prefilled together."""
+    from mosaic_opt.report.terminal import TerminalWatch
+
+    source, task, watch = instantiate(config.model), configured_task(config), TerminalWatch()
+    methods = [method_for(one, config) for one in wanted]
+    benches: dict[str, Bench] = {}
+    for method in methods:
+        if str(method.describe()) not in benches:
+            benches[str(method.describe())] = configured_bench(
+                config, source, {split: config.examples}, watch, task=task, method=method, prefill_for=methods
+            )
+    found = [benches[str(method.describe())] for method in methods]
+    for one, bench in zip(wanted, found, strict=True):
+        _require_same_model(one, source)
+        _require_measurable(one, bench, config)
+    source.require_device()
+    return found
 
 
 def tasks(config: DictConfig) -> None:
@@ -284,7 +363,11 @@ def baseline(config: DictConfig) -> None:
         source = instantiate(config.model)
         tasks = named_tasks(settings["tasks"], "tasks", settings["protocol"], config)
         counts = {split: settings["examples"]}
-        benches = {name: configured_bench(config, source, counts, watch, task) for name, task in tasks.items()}
+        method, others = instantiate(config.eviction), methods_by_name(config, "prefill_for")
+        benches = {
+            name: configured_bench(config, source, counts, watch, task=task, method=method, prefill_for=others)
+            for name, task in tasks.items()
+        }
         source.require_device()
         table = _writable(settings["table"], "table")
         for bench in benches.values():
@@ -388,10 +471,10 @@ def _live(config: DictConfig) -> tuple[ModelSource, Any]:
     from mosaic_opt.generation import Cut
 
     source = instantiate(config.model)
-    method = instantiate(config.eviction)
     given = OmegaConf.to_container(config, resolve=True)["allocation"]  # type: ignore[index,call-overload]
     wanted = allocation.parse(given, layers=len(evictable_layers(source.config)))
     _require_same_model(wanted, source)
+    method = method_for(wanted, config)
     fitting_layers(source.config, method, wanted)
     return source, Cut(method, wanted, config.hold_budget)
 
@@ -457,7 +540,7 @@ def plan(config: DictConfig) -> None:
     with user_errors():
         settings = checked(config)
         source = instantiate(config.model)
-        model = {**kv_shape(source.config), "element_bytes": source.element_bytes}
+        model = {**kv_shape(source.outline), "element_bytes": source.element_bytes}
         result = _result_file(settings["result"])
         memory = None if settings["memory"] is None else parse_bytes(settings["memory"])
         given = {name: settings[name] for name in ("context", "batch")}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic_opt.allocation import Allocation, from_weights, parse, pyramid, uniform
+from mosaic_opt.allocation import Allocation, from_weights, parse, parse_several, pyramid, uniform
 
 
 def decode_by_bisection(weights, total, floor, cap, base):
@@ -70,6 +70,40 @@ def test_rescaling_keeps_the_proportions_beyond_the_window():
     shape = Allocation([32, 132, 232])
     assert shape.rescale(82, window=32, floor=32, cap=500).budgets == (32, 82, 132)
     assert shape.rescale(shape.mean, window=32, floor=32, cap=500) == shape
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=80), st.integers(1, 50), st.randoms())
+def test_distances_are_the_share_that_moves(budgets, times, random):
+    shuffled = random.sample(budgets, len(budgets))
+    one, other = Allocation(budgets), Allocation(shuffled)
+    assert one.distance(Allocation([times * budget for budget in budgets])) == pytest.approx(0, abs=1e-12)
+    surplus = sum(max(0, a - b) for a, b in zip(budgets, shuffled, strict=True)) / sum(budgets)
+    assert one.distance(other) == pytest.approx(other.distance(one)) == pytest.approx(surplus)
+    with pytest.raises(ValueError, match="budgets, one per evictable layer"):
+        one.distance(Allocation([*budgets, 1]))
+
+
+def test_several_allocations_agree_on_the_layers(tmp_path):
+    (tmp_path / "a.json").write_text("[5, 7, 9]")
+    read = parse_several(["uniform:4", str(tmp_path / "a.json"), [1, 2, 3]])
+    assert [one.budgets for one in read] == [(4, 4, 4), (5, 7, 9), (1, 2, 3)]
+    for texts, message in (
+        (["uniform:4", "uniform:5"], "one that says how many layers"),
+        ([[1, 2], [1, 2, 3]], r"must all be of 2 layers; \[1, 2, 3\] is of 3"),
+        ([[1, 2], "uniform:x"], "whole number"),
+        ([[1, 2], None], "list of whole numbers"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_several(texts)
+
+
+def test_a_result_says_what_its_winner_is_for(tmp_path):
+    content = {"winner": {"budgets": [5, 7]}, "about": {"eviction": {"name": "H2O"}, "floor": 2}}
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    assert parse(str(tmp_path / "result.json"), layers=2).about == content["about"]
+    (tmp_path / "result.json").write_text(json.dumps({**content, "about": {"floor": "two"}}))
+    with pytest.raises(ValueError, match="does not fit its schema at floor"):
+        parse(str(tmp_path / "result.json"), layers=2)
 
 
 def test_pyramid_falls_linearly_from_twice_the_mean():

@@ -36,8 +36,8 @@ from mosaic_opt.study import completed
 from tests.postgres import PASSWORD
 
 CONF = Path(__file__).parents[1] / "conf"
-VERBS = ("search", "worker", "studies", "evaluate", "tasks", "baseline", "generate", "bench", "report", "export",
-         "plan", "dashboard")  # fmt: skip
+VERBS = ("search", "worker", "studies", "evaluate", "tasks", "baseline", "generate", "bench", "report", "compare",
+         "export", "plan", "dashboard")  # fmt: skip
 GROUPS = ("model", "task", "eviction", "sampler", "storage")
 SMALL = ["model=random", "tokens=900", "calibration=3", "selection=3", "test=4", "levels=[32,64,128,256]"]
 
@@ -195,6 +195,20 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["generate", "model=random", "allocation=uniform:64", "prompt_file=nowhere.txt"], "nowhere.txt"),
         (["generate", "model=random", "allocation=uniform:64"], "standard input holds no prompt"),
         (["generate", "model=random", "allocation=uniform:64", "chat=perhaps"], "chat"),
+        (["compare"], "allocations is required"),
+        (["compare", "allocations=[uniform:64]"], "at least two"),
+        (["compare", "allocations=a.json"], "at least two"),
+        (["compare", "allocations=[uniform:64,uniform:32]"], "says how many layers"),
+        (["compare", "allocations=[[1,2],[1,2,3]]"], "must all be of 2 layers"),
+        (["compare", "allocations=[[1,2],uniform:64]", "model=random"], "must have 4 budgets"),
+        (["compare", "allocations=[[1,2],uniform:64]", "split=dev"], "split must be one of"),
+        (["compare", "allocations=[[1,2],nowhere.json]"], "nowhere.json"),
+        (["compare", "allocations=[[1,2,3,900],uniform:64]", "model=random", "tokens=900", "cap=64"], "cap=64"),
+        (["plan", "context=0"], "context"),
+        (["plan", "memory=2GX"], "memory must be bytes"),
+        (["plan", "model=custom", "model.name=nowhere.json"], "neither"),
+        (["plan", "model=llama3_8b", "memory=100KiB"], "memory must be at least 131072 bytes"),
+        (["plan", "result=nowhere.json"], "result must be a result.json"),
         (["bench"], "allocation"),
         (["bench", "model=random", "allocation=uniform:64", "lengths=512"], "lengths"),
         (["bench", "model=random", "allocation=uniform:64", "lengths=[]"], "lengths"),
@@ -206,7 +220,7 @@ def test_help_lists_every_verb_with_an_example(capfd):
 )
 def test_bad_input_is_one_line_and_exit_code_2(capfd, tmp_path, monkeypatch, arguments, named):
     monkeypatch.setattr("mosaic_opt.model.ModelSource.load", lambda self: pytest.fail("a model was loaded"))
-    own = ("output=", "serch", "=", "tasks", "generate", "bench")
+    own = ("output=", "serch", "=", "tasks", "generate", "bench", "plan")
     home = [] if any(a.startswith(own) for a in arguments if not a.startswith("tasks=")) else [f"output={tmp_path}"]
     code, out, err = run(capfd, *arguments, *home)
     assert code == 2
@@ -719,6 +733,56 @@ def test_evaluate_prints_one_json_object(capfd, tmp_path):
     assert len(report["example_scores"]) == len(report["outputs"]) == 3
 
 
+def test_the_method_is_the_files_unless_said_otherwise(capfd, tmp_path):
+    h2o = {"name": "H2O", "recent_fraction": 0.5}
+    Allocation([32, 64, 32, 200], {"eviction": h2o}).save(tmp_path / "a.json")
+    file, output = f"allocation={tmp_path}/a.json", f"output={tmp_path}"
+
+    def used(*arguments):
+        code, out, err = run(capfd, "evaluate", "model=random", "tokens=900", "test=2", output, *arguments)
+        assert code == 0, err
+        return json.loads(out)["eviction"]
+
+    assert used(file).items() >= h2o.items()
+    assert used(file, "eviction=l2norm")["name"] == "L2Norm"
+    assert used("allocation=uniform:64")["name"] == "SnapKV"
+    code, out, err = run(capfd, "generate", "model=random", file, "new_tokens=4", stdin=b"one " * 90)
+    assert code == 0, err
+    assert json.loads(out)["budgets"] == [32, 64, 32, 200]
+
+
+def test_compare_measures_every_allocation_under_its_own_method(capfd, tmp_path):
+    Allocation([32, 64, 32, 200], {"eviction": {"name": "H2O"}}).save(tmp_path / "a.json")
+    arguments = ["model=random", "tokens=900", "examples=3", f"output={tmp_path}"]
+    code, out, err = run(capfd, "compare", *arguments, f"allocations=[uniform:82,{tmp_path}/a.json]")
+    assert code == 0, err
+    report = json.loads(out)
+    assert [row["eviction"]["name"] for row in report["rows"]] == ["SnapKV", "H2O"]
+    assert len(list((tmp_path / "ranked").glob("*/*.safetensors"))) == 3 * (1 + 2)  # one prefill for both methods
+    assert report["task"] == "niah_single_2"
+    for row, allocation in zip(report["rows"], ("uniform:82", f"{tmp_path}/a.json"), strict=True):
+        alone = run(capfd, "evaluate", *arguments[:2], "test=3", arguments[3], f"allocation={allocation}")[1]
+        assert row["example_scores"] == json.loads(alone)["example_scores"]
+    code, out, err = run(capfd, "compare", *arguments, "split=null", f"allocations=[uniform:82,{tmp_path}/a.json]")
+    assert code == 0, err
+    assert json.loads(out)["rows"][1]["differences"] == [-50, -18, -50, 118]
+
+
+def test_plan_needs_no_weights(capfd, tmp_path, monkeypatch):
+    monkeypatch.setattr("mosaic_opt.model.ModelSource.load", lambda self: pytest.fail("a model was loaded"))
+    ModelSource(name="random").config.to_json_file(tmp_path / "config.json")
+    code, out, err = run(
+        capfd, "plan", "model=custom", f"model.name={tmp_path}/config.json", "model.dtype=bfloat16", "context=1000",
+        "batch=3", "budget=100", "memory=100KiB",
+    )  # fmt: skip
+    assert code == 0, err
+    found, pair = json.loads(out), 2 * 2 * 8 * 2
+    assert (found["full_bytes"], found["budget_bytes"]) == (3 * 4 * 1000 * pair, 3 * 4 * 100 * pair)
+    assert found["fitting_mean"] == (100 * 2**10 // (3 * pair)) / 4
+    assert (found["full_batch"], found["budget_batch"]) == (0, 100 * 2**10 // (4 * 100 * pair))
+    assert "2 bytes an element" in err
+
+
 @pytest.mark.parametrize("method", ["h2o", "adakv", "l2norm", "streamingllm"])
 def test_a_result_of_one_method_is_evaluated_under_another(capfd, tmp_path, method):
     result = tmp_path / "result.json"
@@ -791,6 +855,8 @@ def test_every_configuration_is_composed_and_instantiated(verb, overrides, tmp_p
     monkeypatch.setenv("MOSAIC_STORAGE_URL", f"sqlite:///{tmp_path}/of-the-environment.db")
     if verb in ("evaluate", "generate", "bench", "export"):
         overrides = ["allocation=uniform:64"]
+    if verb == "compare":
+        overrides = ["allocations=[[64],uniform:64]"]
     if overrides == ["model=custom"]:
         overrides = ["model=custom", "model.name=random"]
     with initialize_config_module("mosaic_opt.conf", version_base="1.3"):

@@ -1,7 +1,13 @@
 import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-from mosaic_opt.allocation import Allocation
+from mosaic_opt.allocation import Allocation, uniform
+from mosaic_opt.eviction import SnapKV, attach, kv_shape
 from mosaic_opt.memory import expected_score, kv_bytes, memory_plan
+from tests.conftest import tiny_llama, tiny_qwen3
 
 MODEL = {"layers": [0, 1, 2, 3], "windows": [], "kv_heads": 2, "head_dim": 8, "element_bytes": 4}
 SLIDING = MODEL | {"windows": [20, 1000]}
@@ -13,6 +19,48 @@ def test_bytes_are_those_of_the_allocation():
     assert kv_bytes(MODEL, context=400, batch=3, mean=budgets.mean) == budgets.kv_bytes(batch=3)
     assert kv_bytes(MODEL, context=50, batch=1) == 4 * 50 * PAIR == kv_bytes(MODEL, context=50, batch=1, mean=99)
     assert kv_bytes(SLIDING, context=50, batch=2) == 2 * (4 * 50 + 20 + 50) * PAIR
+
+
+@pytest.mark.parametrize(
+    ("name", "kib"),
+    [("llama3_8b", 128), ("llama3_1_8b", 128), ("llama3_1_70b", 320), ("mistral_7b", 128), ("qwen2_5_7b", 56),
+     ("qwen3_8b", 144), ("gemma3_1b", 26)],
+)  # fmt: skip
+def test_a_token_of_a_known_model_needs_what_is_published(name, kib):
+    """2 x layers x KV heads x head size x 2 bytes, by hand; nothing is fetched."""
+    source = instantiate(OmegaConf.load(f"conf/model/{name}.yaml"))
+    model = {**kv_shape(source.outline), "element_bytes": source.element_bytes}
+    assert kv_bytes(model, context=1, batch=1) == kib * 2**10
+    if name == "gemma3_1b":  # 4 layers with full attention, 22 with a window of 512
+        assert (len(model["layers"]), model["windows"]) == (4, [512] * 22)
+
+
+def tiny_gemma3():
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=260, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, sliding_window=40, sliding_window_pattern=3,
+        max_position_embeddings=512, eos_token_id=257, pad_token_id=257, bos_token_id=256,
+    )  # fmt: skip
+    return Gemma3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "smollm2"])
+def test_predicted_bytes_are_those_of_the_live_model(kind, request):
+    made = {"llama": tiny_llama, "qwen3": tiny_qwen3, "gemma3": tiny_gemma3}
+    model = made[kind]() if kind in made else request.getfixturevalue(kind)[1]
+    shape = {**kv_shape(model.config), "element_bytes": model.dtype.itemsize}
+    prompt = torch.randint(0, 256, (2, 301), generator=torch.Generator().manual_seed(0))
+
+    def live(mean):
+        """Bytes once a token was fed after the prompt: only then a sliding-window layer frees what it can."""
+        with attach(model, SnapKV(), uniform(len(shape["layers"]), mean)) as eviction, torch.no_grad():
+            model(prompt[:, -1:], cache=model(prompt[:, :-1]).cache)
+            report = eviction.report()
+        return report.kv_bytes + report.other_bytes
+
+    assert kv_bytes(shape, context=300, batch=2) == pytest.approx(live(300), rel=0.02)
+    assert kv_bytes(shape, context=300, batch=2, mean=64) == pytest.approx(live(64), rel=0.02)
 
 
 @pytest.mark.parametrize("model", [MODEL, SLIDING])

@@ -60,6 +60,27 @@ def test_bad_sources(arguments, named):
         ModelSource(**arguments)
 
 
+def test_a_config_json_is_enough_where_no_weights_are_needed(folder, tmp_path):
+    path = tmp_path / "any-name.json"
+    path.write_bytes((folder / "config.json").read_bytes())
+    source, whole = ModelSource(name=str(path)), ModelSource(name=str(folder))
+    assert source.config.num_hidden_layers == whole.config.num_hidden_layers
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        source.load()
+    with pytest.raises(ValueError, match="cannot be read"):
+        _ = source.tokenizer
+
+
+def test_what_is_known_of_a_model_is_its_outline(monkeypatch):
+    monkeypatch.setattr(ModelSource, "config", property(lambda self: pytest.fail("the configuration was read")))
+    known = {"model_type": "qwen3", "num_hidden_layers": 5, "num_key_value_heads": 3}
+    outline = ModelSource(name="no/where", dtype="bfloat16", known=known).outline
+    assert (outline.num_hidden_layers, outline.num_key_value_heads) == (5, 3)
+    for wrong in ({"model_type": "nosuch"}, {"num_hidden_layers": 5}, {**known, "num_hidden_layers": "x"}):
+        with pytest.raises(ValueError, match="is no configuration"):
+            _ = ModelSource(name="no/where", known=wrong).outline
+
+
 def test_unreadable_contents_are_one_clear_error(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):

@@ -132,6 +132,9 @@ def print_generations(report: dict[str, Any]) -> None:
 def print_plan(report: dict[str, Any]) -> None:
     """What `mosaic plan` found, a line each."""
     prompts = f"{report['batch']} x {report['context']} tokens"
+    shape = f"{len(report['layers'])} layers to evict, {report['kv_heads']} KV heads of {report['head_dim']}"
+    shape += f", {len(report['windows'])} layers with a sliding window" if report["windows"] else ""
+    print(f"{report['model']}: {shape}, {report['element_bytes']} bytes an element", file=sys.stderr)
     print(f"full cache, {prompts}: {_size(report['full_bytes'])}", file=sys.stderr)
     if "budget_bytes" in report:
         share = f"{100 * report['share']:.1f} % of it"
@@ -238,4 +241,4 @@ def _number(value: float | None) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{count / 2**20:.2f} MiB"
+    return f"{count / 2**30:.2f} GiB" if count >= 10 * 2**30 else f"{count / 2**20:.2f} MiB"

@@ -1,5 +1,6 @@
 """Evictions from their descriptions, and allocation files applied to live models."""
 
+import gc
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from mosaic_opt.eviction.described import METHODS
 from mosaic_opt.model import ModelSource
 from tests.conftest import EVERY_METHOD, tiny_llama, tiny_qwen3
 from tests.conftest import METHODS as SETTINGS
+from tests.memory import storages
 
 BUDGETS = [9, 30, 12, 20]
 
@@ -27,6 +29,13 @@ def about(model, method):
 
 def generated(model, prompts):
     return [model.generate(prompt[None], max_new_tokens=8, do_sample=False)[0].tolist() for prompt in prompts]
+
+
+def live_bytes():
+    """Of all tensors that Python can reach."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, torch.nn.Parameter)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages(tensors)}.values())
 
 
 @EVERY_METHOD
@@ -104,13 +113,16 @@ def test_two_attached_models_in_four_threads_do_not_disturb_each_other():
         for _ in range(2):
             found[number].append(generated(models[number % 2], prompts))
 
+    before = live_bytes()
     with apply(models[0], made[0]), apply(models[1], made[1]):
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        assert live_bytes() > before  # the caches used last are still there
     assert found == [[alone[number % 2]] * 2 for number in range(4)]  # 200 generations
+    assert live_bytes() == before
 
 
 def test_bytes_and_room_are_those_of_the_live_model():
