@@ -126,6 +126,7 @@ class ModelSource:
         """The tokenizer. Raises ValueError if it cannot be read."""
         from transformers import AutoTokenizer
 
+        self._require_whole()
         if self.name == "random":
             return _byte_tokenizer()
         where, arguments = self._arguments
@@ -164,6 +165,7 @@ class ModelSource:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
+        self._require_whole()
         logging.disable_progress_bar()
         device = self._torch_device()
         dtype = self._torch_dtype(device)
@@ -184,6 +186,13 @@ class ModelSource:
         there = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
         if kind in there and int(index or 0) >= there[kind]:
             raise ValueError(f"model device {self.device!r} is not there: torch sees {there[kind]} of kind {kind}")
+
+    def _require_whole(self) -> None:
+        """Raise ValueError where there is a configuration and nothing else."""
+        if self.path is not None and self.path.suffix == ".json":
+            raise ValueError(
+                f"model {self.name!r} must be a folder or a .gguf file here: a configuration has no weights"
+            )
 
     def _torch_device(self) -> torch.device:
         import torch

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mosaic_opt.allocation import Allocation
+from mosaic_opt.allocation import Allocation, require_range
 from mosaic_opt.eviction.adakv import AdaKV
 from mosaic_opt.eviction.attach import Eviction, attach, fitting_layers
 from mosaic_opt.eviction.attention import evictable_layers, sliding_windows
@@ -21,6 +21,8 @@ from mosaic_opt.eviction.l2norm import L2Norm
 from mosaic_opt.eviction.snapkv import SnapKV
 from mosaic_opt.eviction.streamingllm import StreamingLLM
 from mosaic_opt.eviction.tova import TOVA
+
+MOST = 10_000  # layers, heads, or elements of a head
 
 METHODS: dict[str, type[EvictionMethod]] = {
     method.__name__: method for method in (SnapKV, H2O, AdaKV, L2Norm, StreamingLLM, TOVA, KeyDiff, ExpectedAttention)
@@ -51,15 +53,22 @@ def kv_shape(config: PreTrainedConfig) -> dict[str, Any]:
     """What a model caches, as allocation files say it: `layers`, `windows`, `kv_heads`, `head_dim`.
 
     Raises:
+        ValueError: for a number of layers, heads or elements that no model has.
         UnsupportedModel: if no layer can be evicted.
     """
     text = config.get_text_config(decoder=True)
+    for name in ("num_hidden_layers", "num_attention_heads"):
+        require_range(name, getattr(text, name, None), 1, MOST)
     heads = text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    require_range("num_key_value_heads", kv_heads, 1, MOST)
+    require_range("head_dim", head_dim, 1, MOST)
     return {
         "layers": list(evictable_layers(text)),
         "windows": list(sliding_windows(text).values()),
-        "kv_heads": getattr(text, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
     }
 
 
