@@ -75,8 +75,16 @@ def expected_score(rows: Sequence[Mapping[str, Any]], mean: float) -> dict[str, 
 
     Returns:
         `score` (0 to 1) and `interval` (95 %); None outside the budgets that were measured.
+
+    Raises:
+        ValueError: for rows that are not a result's.
     """
-    known = sorted((row["mean_budget"], row["score"], *row["score_interval"]) for row in rows if _is_refined(row))
+    try:
+        known = sorted(_point(row) for row in rows if row["allocation"] == "refined")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"result rows must have allocation, mean_budget, score and score_interval; got {error!r}"
+        ) from error
     if not known or not known[0][0] <= mean <= known[-1][0]:
         return None
     means, *values = np.array(known).T
@@ -84,8 +92,10 @@ def expected_score(rows: Sequence[Mapping[str, Any]], mean: float) -> dict[str, 
     return {"score": score, "interval": [low, high]}
 
 
-def _is_refined(row: Mapping[str, Any]) -> bool:
-    return bool(row["allocation"] == "refined")
+def _point(row: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    """Mean budget, score and the ends of its interval."""
+    low, high = row["score_interval"]
+    return float(row["mean_budget"]), float(row["score"]), float(low), float(high)
 
 
 def _pair_bytes(model: Mapping[str, Any]) -> int:

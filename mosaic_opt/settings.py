@@ -224,14 +224,17 @@ def configured_task(config: DictConfig) -> Task:
     return instantiate(settings, tasks=list(members.values()))
 
 
-def method_for(allocation: Allocation, config: DictConfig) -> EvictionMethod:
-    """The eviction method as configured, else as the allocation's file says, else snapkv."""
+def methods_for(allocations: Sequence[Allocation], config: DictConfig) -> list[EvictionMethod]:
+    """An eviction method for each: as configured, else as its file says, else as the first file that says one, else
+    snapkv."""
     from mosaic_opt.eviction import method_of
 
     if "eviction" in config:
-        return instantiate(config.eviction)
-    described = allocation.about.get("eviction")
-    return method_of(described) if described else named("eviction", "snapkv", config)
+        return [instantiate(config.eviction)] * len(allocations)
+    said = [one.about.get("eviction") for one in allocations]
+    usual = next((described for described in said if described), None)
+    default = method_of(usual) if usual else named("eviction", "snapkv", config)
+    return [method_of(described) if described else default for described in said]
 
 
 def methods_by_name(config: DictConfig, setting: str) -> list[EvictionMethod]:

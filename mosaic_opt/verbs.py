@@ -25,8 +25,8 @@ from mosaic_opt.settings import (
     configured_task,
     default_name,
     fingerprint_of,
-    method_for,
     methods_by_name,
+    methods_for,
     named,
     named_tasks,
     one_line,
@@ -242,7 +242,7 @@ def evaluate(config: DictConfig) -> None:
             {split: config[split]},
             TerminalWatch(),
             task=configured_task(config),
-            method=method_for(wanted, config),
+            method=methods_for([wanted], config)[0],
             prefill_for=methods_by_name(config, "prefill_for"),
         )
         _require_measurable(wanted, bench, config)
@@ -313,7 +313,7 @@ def _compared_benches(config: DictConfig, wanted: list[Allocation], split: str) 
     from mosaic_opt.report.terminal import TerminalWatch
 
     source, task, watch = instantiate(config.model), configured_task(config), TerminalWatch()
-    methods = [method_for(one, config) for one in wanted]
+    methods = methods_for(wanted, config)
     benches: dict[str, Bench] = {}
     for method in methods:
         if str(method.describe()) not in benches:
@@ -474,7 +474,7 @@ def _live(config: DictConfig) -> tuple[ModelSource, Any]:
     given = OmegaConf.to_container(config, resolve=True)["allocation"]  # type: ignore[index,call-overload]
     wanted = allocation.parse(given, layers=len(evictable_layers(source.config)))
     _require_same_model(wanted, source)
-    method = method_for(wanted, config)
+    (method,) = methods_for([wanted], config)
     fitting_layers(source.config, method, wanted)
     return source, Cut(method, wanted, config.hold_budget)
 
@@ -541,29 +541,37 @@ def plan(config: DictConfig) -> None:
         settings = checked(config)
         source = instantiate(config.model)
         model = {**kv_shape(source.outline), "element_bytes": source.element_bytes}
-        result = _result_file(settings["result"])
+        result = _result_file(settings["result"], model)
         memory = None if settings["memory"] is None else parse_bytes(settings["memory"])
         given = {name: settings[name] for name in ("context", "batch")}
         floor = result["about"]["floor"] if result else 1
         found = memory_plan(model, mean=settings["budget"], memory=memory, floor=floor, **given)
-    mean = settings["budget"] or found.get("fitting_mean")
-    if result and mean is not None:
-        found["expected"] = expected_score(result["rows"], mean)
+        mean = settings["budget"] or found.get("fitting_mean")
+        if result and mean is not None:
+            found["expected"] = expected_score(result["rows"], mean)
     report = {"model": source.name, **model, **given, "memory": memory, "budget": settings["budget"], **found}
     print_plan(report)
     put(json.dumps(report))
 
 
-def _result_file(path: Any) -> dict[str, Any] | None:
-    """A result.json; None where none is given."""
+def _result_file(path: Any, model: dict[str, Any]) -> dict[str, Any] | None:
+    """A result.json for a model of this shape; None where none is given."""
+    from mosaic_opt import allocation
+
     if path is None:
         return None
     try:
         content: Any = json.loads(Path(str(path)).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"result must be a result.json of mosaic search; got {path!r}: {one_line(error)}") from error
-    if not isinstance(content, dict) or not {"rows", "about"} <= content.keys():
+    if not isinstance(content, dict) or not {"rows", "about", "winner"} <= content.keys():
         raise ValueError(f"result must be a result.json of mosaic search; got {path!r}, which holds something else")
+    winner = allocation.parse(str(path), layers=len(model["layers"]))
+    allocation.require_range("result about.floor", winner.about.get("floor"), 1, allocation.LARGEST)
+    meant = winner.about.get("model", {})
+    for name in ("layers", "windows", "kv_heads", "head_dim"):
+        if meant.get(name) != model[name]:
+            raise ValueError(f"result must be for a model with {name}={model[name]}; got one with {meant.get(name)}")
     return content
 
 

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, StableLmConfig
 
 from mosaic_opt import __main__ as command
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.eviction import apply
+from mosaic_opt.eviction import apply, kv_shape
 from mosaic_opt.model import ModelSource
 from mosaic_opt.objective import measured
 from mosaic_opt.settings import configured_task, setting
@@ -211,7 +211,8 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["plan", "model=llama3_8b", "model.known.num_hidden_layers=1000000000"], "num_hidden_layers must be"),
         (["plan", "model=llama3_8b", "model.known.num_key_value_heads=-8"], "num_key_value_heads must be"),
         (["plan", "model=qwen3_8b", "model.known.head_dim=-4"], "head_dim must be"),
-        (["plan", "model=llama3_8b", "model.known.num_hidden_layers=x"], "is no configuration"),
+        (["plan", "model=llama3_8b", "model.known.num_hidden_layers=x"], "num_hidden_layers must be"),
+        (["plan", "model=llama3_8b", "model.known=5"], "known must be fields"),
         (["plan", "result=nowhere.json"], "result must be a result.json"),
         (["bench"], "allocation"),
         (["bench", "model=random", "allocation=uniform:64", "lengths=512"], "lengths"),
@@ -758,18 +759,23 @@ def test_the_method_is_the_files_unless_said_otherwise(capfd, tmp_path):
 def test_compare_measures_every_allocation_under_its_own_method(capfd, tmp_path):
     Allocation([32, 64, 32, 200], {"eviction": {"name": "H2O"}}).save(tmp_path / "a.json")
     arguments = ["model=random", "tokens=900", "examples=3", f"output={tmp_path}"]
-    code, out, err = run(capfd, "compare", *arguments, f"allocations=[uniform:82,{tmp_path}/a.json]")
+    Allocation([82, 82, 82, 82], {"eviction": {"name": "SnapKV"}}).save(tmp_path / "s.json")
+    files = [f"{tmp_path}/s.json", f"{tmp_path}/a.json"]
+    code, out, err = run(capfd, "compare", *arguments, f"allocations=[{','.join(files)},{files[1]}]")
     assert code == 0, err
     report = json.loads(out)
-    assert [row["eviction"]["name"] for row in report["rows"]] == ["SnapKV", "H2O"]
+    assert [row["eviction"]["name"] for row in report["rows"]] == ["SnapKV", "H2O", "H2O"]
+    assert "SnapKV" in err
     assert len(list((tmp_path / "ranked").glob("*/*.safetensors"))) == 3 * (1 + 2)  # one prefill for both methods
     assert report["task"] == "niah_single_2"
-    for row, allocation in zip(report["rows"], ("uniform:82", f"{tmp_path}/a.json"), strict=True):
+    for row, allocation in zip(report["rows"], [*files, files[1]], strict=True):
         alone = run(capfd, "evaluate", *arguments[:2], "test=3", arguments[3], f"allocation={allocation}")[1]
         assert row["example_scores"] == json.loads(alone)["example_scores"]
     code, out, err = run(capfd, "compare", *arguments, "split=null", f"allocations=[uniform:82,{tmp_path}/a.json]")
     assert code == 0, err
     assert json.loads(out)["rows"][1]["differences"] == [-50, -18, -50, 118]
+    code, out, err = run(capfd, "compare", *arguments, f"allocations=[uniform:82,{files[1]}]")
+    assert [row["eviction"]["name"] for row in json.loads(out)["rows"]] == ["H2O", "H2O"]  # the same for all
 
 
 def test_plan_needs_no_weights(capfd, tmp_path, monkeypatch):
@@ -785,6 +791,31 @@ def test_plan_needs_no_weights(capfd, tmp_path, monkeypatch):
     assert found["fitting_mean"] == (100 * 2**10 // (3 * pair)) / 4
     assert (found["full_batch"], found["budget_batch"]) == (0, 100 * 2**10 // (4 * 100 * pair))
     assert "2 bytes an element" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"about": {}}, "about.floor"), ({"about": None}, "about.floor"), ({"rows": [1]}, "result rows"),
+     ({"rows": None}, "result rows"), ({"rows": [{"allocation": "refined"}]}, "result rows"),
+     ({"rows": [{"allocation": "refined", "mean_budget": 64, "score": "x", "score_interval": [0, 1]}]}, "rows"),
+     ({"rows": [{"allocation": "refined", "mean_budget": 64, "score": 1, "score_interval": [0]}]}, "result rows"),
+     ({"winner": None}, "'budgets'"), ({"winner": {"budgets": [64]}}, "got 1")],
+)  # fmt: skip
+def test_plan_refuses_damaged_results(capfd, tmp_path, change, named):
+    model = {"id": "random", **kv_shape(ModelSource(name="random").config)}
+    rows = [{"allocation": "refined", "mean_budget": 64, "score": 0.5, "score_interval": [0.4, 0.6]}]
+    content = {"winner": {"budgets": [64] * 4}, "about": {"floor": 8, "model": model}, "rows": rows}
+    arguments = ["plan", "model=random", "budget=64", f"result={tmp_path}/result.json"]
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    code, out, err = run(capfd, *arguments)
+    assert code == 0, err
+    assert json.loads(out)["expected"] == {"score": 0.5, "interval": [0.4, 0.6]}
+    code, _, err = run(capfd, *arguments, "model=qwen3_8b")
+    assert (code, "4" in err) == (2, True)
+    (tmp_path / "result.json").write_text(json.dumps(content | change))
+    code, out, err = run(capfd, *arguments)
+    assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
+    assert named in err
 
 
 @pytest.mark.parametrize("method", ["h2o", "adakv", "l2norm", "streamingllm"])

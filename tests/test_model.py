@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 
@@ -65,6 +67,9 @@ def test_a_config_json_is_enough_where_no_weights_are_needed(folder, tmp_path):
     path.write_bytes((folder / "config.json").read_bytes())
     source, whole = ModelSource(name=str(path)), ModelSource(name=str(folder))
     assert source.config.num_hidden_layers == whole.config.num_hidden_layers
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "dtype": "bfloat16"}))
+    assert ModelSource(name=str(path)).element_bytes == 2
     for attribute in ("tokenizer", "loaded"):
         with pytest.raises(ValueError, match="a configuration has no weights"):
             getattr(source, attribute)
@@ -75,7 +80,7 @@ def test_what_is_known_of_a_model_is_its_outline(monkeypatch):
     known = {"model_type": "qwen3", "num_hidden_layers": 5, "num_key_value_heads": 3}
     outline = ModelSource(name="no/where", dtype="bfloat16", known=known).outline
     assert (outline.num_hidden_layers, outline.num_key_value_heads) == (5, 3)
-    for wrong in ({"model_type": "nosuch"}, {"num_hidden_layers": 5}, {**known, "num_hidden_layers": "x"}):
+    for wrong in ({"model_type": "nosuch"}, {"num_hidden_layers": 5}, {**known, "num_key_value_heads": "x"}):
         with pytest.raises(ValueError, match="is no configuration"):
             _ = ModelSource(name="no/where", known=wrong).outline
 

@@ -60,8 +60,9 @@ def kv_shape(config: PreTrainedConfig) -> dict[str, Any]:
     for name in ("num_hidden_layers", "num_attention_heads"):
         require_range(name, getattr(text, name, None), 1, MOST)
     heads = text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads, head_dim = (getattr(text, name, None) for name in ("num_key_value_heads", "head_dim"))
+    kv_heads = heads if kv_heads is None else kv_heads
+    head_dim = text.hidden_size // heads if head_dim is None else head_dim
     require_range("num_key_value_heads", kv_heads, 1, MOST)
     require_range("head_dim", head_dim, 1, MOST)
     return {

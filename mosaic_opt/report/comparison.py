@@ -54,15 +54,21 @@ def layer_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[st
 
 
 def summary_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells: mean budget, distances between the shapes, scores in points with paired differences."""
+    """Headings and cells: mean budget, distances between the shapes, scores in points with paired differences.
+
+    rows: of `comparison_rows`; `eviction` (the method's description) is shown where they hold it.
+    """
     labels = _labels(rows)
     measured = "score" in rows[0]
     headings = ["", "allocation", "mean", *(f"to {label}" for label in labels)]
+    headings += ["method"] if "eviction" in rows[0] else []
     headings += ["score", f"difference to {labels[0]} [95 %]"] if measured else []
     cells = []
     for label, row in zip(labels, rows, strict=True):
         distances = [f"{distance:.3f}" for distance in row["distances"]]
         cells.append([label, row["allocation"], f"{row['mean_budget']:g}", *distances])
+        if "eviction" in row:
+            cells[-1].append(row["eviction"]["name"])
         if measured:
             gain, low, high = (100 * value for value in (row["gain"], *row["interval"]))
             cells[-1] += [
