@@ -89,6 +89,7 @@ def main() -> None:
         return
     try:
         _require_choices(arguments[1:])
+        _require_method(verb, arguments[1:])
         _require_no_password(arguments[1:])
     except ValueError as error:
         _fail(str(error))
@@ -127,6 +128,17 @@ def _require_choices(arguments: list[str]) -> None:
         if group in groups and re.fullmatch(r"[\w.,-]+", given):
             for name in given.split(","):
                 require_choice(group, name)
+
+
+def _require_method(verb: str, arguments: list[str]) -> None:
+    """Raise ValueError for settings of an eviction method where the allocation's file chooses it."""
+    if verb not in ("evaluate", "generate", "bench", "compare") or any(a.startswith("eviction=") for a in arguments):
+        return
+    for argument in arguments:
+        if argument.lstrip("+").startswith("eviction."):
+            raise ValueError(
+                f"eviction must be chosen (eviction=NAME) where its settings are given; got {argument!r}"
+            )
 
 
 def _require_no_password(arguments: list[str]) -> None:

@@ -195,6 +195,8 @@ def test_help_lists_every_verb_with_an_example(capfd):
         (["generate", "model=random", "allocation=uniform:64", "prompt_file=nowhere.txt"], "nowhere.txt"),
         (["generate", "model=random", "allocation=uniform:64"], "standard input holds no prompt"),
         (["generate", "model=random", "allocation=uniform:64", "chat=perhaps"], "chat"),
+        (["evaluate", "allocation=uniform:64", "eviction.window=8"], "eviction must be chosen"),
+        (["compare", "allocations=[[1,2],uniform:64]", "+eviction.window=8"], "eviction must be chosen"),
         (["compare"], "allocations is required"),
         (["compare", "allocations=[uniform:64]"], "at least two"),
         (["compare", "allocations=a.json"], "at least two"),
