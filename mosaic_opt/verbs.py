@@ -25,7 +25,6 @@ from mosaic_opt.settings import (
     configured_task,
     default_name,
     fingerprint_of,
-    methods_by_name,
     methods_for,
     named,
     named_tasks,
@@ -92,15 +91,7 @@ def _run_search(
     watch = TerminalWatch(log=folder / "search.log", trial_done=pages.update)
     storage.say = watch.say
     with user_errors():
-        bench = configured_bench(
-            config,
-            source,
-            plan.counts,
-            watch,
-            task=configured_task(config),
-            method=instantiate(config.eviction),
-            prefill_for=methods_by_name(config, "prefill_for"),
-        )
+        bench = configured_bench(config, source, plan.counts, watch, method=instantiate(config.eviction))
         source.require_device()
         plan.check_range(floor=bench.method.floor, prompt=config.tokens)
         search = Search(
@@ -236,15 +227,8 @@ def evaluate(config: DictConfig) -> None:
         layers, _ = evaluable_layers(source.config)
         wanted = allocation.parse(given, layers=len(layers))
         _require_same_model(wanted, source)
-        bench = configured_bench(
-            config,
-            source,
-            {split: config[split]},
-            TerminalWatch(),
-            task=configured_task(config),
-            method=methods_for([wanted], config)[0],
-            prefill_for=methods_by_name(config, "prefill_for"),
-        )
+        (method,) = methods_for([wanted], config)
+        bench = configured_bench(config, source, {split: config[split]}, TerminalWatch(), method=method)
         _require_measurable(wanted, bench, config)
         source.require_device()
     measurement = bench.measure(split)(wanted, complete=True)
@@ -314,13 +298,12 @@ def _compared_benches(config: DictConfig, wanted: list[Allocation], split: str) 
 
     source, task, watch = instantiate(config.model), configured_task(config), TerminalWatch()
     methods = methods_for(wanted, config)
-    benches: dict[str, Bench] = {}
-    for method in methods:
-        if str(method.describe()) not in benches:
-            benches[str(method.describe())] = configured_bench(
-                config, source, {split: config.examples}, watch, task=task, method=method, prefill_for=methods
-            )
-    found = [benches[str(method.describe())] for method in methods]
+    keys, counts = [str(method.describe()) for method in methods], {split: config.examples}
+    benches = {
+        key: configured_bench(config, source, counts, watch, task=task, method=method, prefill_for=methods)
+        for key, method in dict(zip(keys, methods, strict=True)).items()
+    }
+    found = [benches[key] for key in keys]
     for one, bench in zip(wanted, found, strict=True):
         _require_same_model(one, source)
         _require_measurable(one, bench, config)
@@ -363,9 +346,9 @@ def baseline(config: DictConfig) -> None:
         source = instantiate(config.model)
         tasks = named_tasks(settings["tasks"], "tasks", settings["protocol"], config)
         counts = {split: settings["examples"]}
-        method, others = instantiate(config.eviction), methods_by_name(config, "prefill_for")
+        method = instantiate(config.eviction)
         benches = {
-            name: configured_bench(config, source, counts, watch, task=task, method=method, prefill_for=others)
+            name: configured_bench(config, source, counts, watch, task=task, method=method)
             for name, task in tasks.items()
         }
         source.require_device()
@@ -566,7 +549,8 @@ def _result_file(path: Any, model: dict[str, Any]) -> dict[str, Any] | None:
         raise ValueError(f"result must be a result.json of mosaic search; got {path!r}: {one_line(error)}") from error
     if not isinstance(content, dict) or not {"rows", "about", "winner"} <= content.keys():
         raise ValueError(f"result must be a result.json of mosaic search; got {path!r}, which holds something else")
-    winner = allocation.parse(str(path), layers=len(model["layers"]))
+    winner = allocation.winner_of(content, str(path))
+    winner.require_layers(len(model["layers"]))
     allocation.require_range("result about.floor", winner.about.get("floor"), 1, allocation.LARGEST)
     meant = winner.about.get("model", {})
     for name in ("layers", "windows", "kv_heads", "head_dim"):

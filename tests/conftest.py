@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from mosaic_opt.eviction import H2O, TOVA, AdaKV, ExpectedAttention, KeyDiff, L2Norm, SnapKV, StreamingLLM
 from mosaic_opt.model import ModelSource
@@ -78,6 +85,17 @@ def tiny_llama(*, layers: int = 4, heads: int = 6, kv_heads: int = 2, dtype=torc
 def tiny_qwen3(*, layers: int = 4, heads: int = 6, kv_heads: int = 2, dtype=torch.float32, seed: int = 0):
     """Normalises queries and keys per head."""
     return _tiny(Qwen3Config, Qwen3ForCausalLM, layers, heads, kv_heads, dtype, seed)
+
+
+def tiny_gemma3():
+    """Two of its four layers have a window of 20 tokens."""
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=260, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, sliding_window=20, sliding_window_pattern=2,
+        max_position_embeddings=512, eos_token_id=257, pad_token_id=257, bos_token_id=256,
+    )  # fmt: skip
+    return Gemma3ForCausalLM(config).eval()
 
 
 def _tiny(config_class, model_class, layers, heads, kv_heads, dtype, seed):

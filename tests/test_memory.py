@@ -2,12 +2,11 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from mosaic_opt.allocation import Allocation, uniform
 from mosaic_opt.eviction import SnapKV, attach, kv_shape
 from mosaic_opt.memory import expected_score, kv_bytes, memory_plan
-from tests.conftest import tiny_llama, tiny_qwen3
+from tests.conftest import tiny_gemma3, tiny_llama, tiny_qwen3
 
 MODEL = {"layers": [0, 1, 2, 3], "windows": [], "kv_heads": 2, "head_dim": 8, "element_bytes": 4}
 SLIDING = MODEL | {"windows": [20, 1000]}
@@ -33,16 +32,6 @@ def test_a_token_of_a_known_model_needs_what_is_published(name, kib):
     assert kv_bytes(model, context=1, batch=1) == kib * 2**10
     if name == "gemma3_1b":  # 4 layers with full attention, 22 with a window of 512
         assert (len(model["layers"]), model["windows"]) == (4, [512] * 22)
-
-
-def tiny_gemma3():
-    torch.manual_seed(0)
-    config = Gemma3TextConfig(
-        vocab_size=260, hidden_size=32, intermediate_size=48, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, sliding_window=40, sliding_window_pattern=3,
-        max_position_embeddings=512, eos_token_id=257, pad_token_id=257, bos_token_id=256,
-    )  # fmt: skip
-    return Gemma3ForCausalLM(config).eval()
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3", "smollm2"])

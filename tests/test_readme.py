@@ -10,12 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BEFORE = """
-import torch
 from mosaic_opt.model import ModelSource
 
 source = ModelSource(name="random")
-model, inputs = source.load(), dict(source.tokenizer("one two three " * 40, return_tensors="pt"))
-inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+model, encoded = source.load(), source.tokenizer("one two three " * 40, return_tensors="pt")
+inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
 """
 AFTER = """
 print(output.shape[1] - inputs["input_ids"].shape[1] <= 64, [layer[0][0] for layer in eviction.report().lengths])

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mosaic_opt.allocation import Allocation, require_range
+from mosaic_opt.allocation import MOST, Allocation, require_range
 from mosaic_opt.eviction.adakv import AdaKV
 from mosaic_opt.eviction.attach import Eviction, attach, fitting_layers
 from mosaic_opt.eviction.attention import evictable_layers, sliding_windows
@@ -21,8 +21,6 @@ from mosaic_opt.eviction.l2norm import L2Norm
 from mosaic_opt.eviction.snapkv import SnapKV
 from mosaic_opt.eviction.streamingllm import StreamingLLM
 from mosaic_opt.eviction.tova import TOVA
-
-MOST = 10_000  # layers, heads, or elements of a head
 
 METHODS: dict[str, type[EvictionMethod]] = {
     method.__name__: method for method in (SnapKV, H2O, AdaKV, L2Norm, StreamingLLM, TOVA, KeyDiff, ExpectedAttention)

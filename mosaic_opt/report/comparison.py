@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mosaic_opt.allocation import Allocation
-from mosaic_opt.report.statistics import paired_gain
+from mosaic_opt.report.statistics import gain_text, paired_gain
 
 
 def comparison_rows(
@@ -70,11 +70,8 @@ def summary_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[
         if "eviction" in row:
             cells[-1].append(row["eviction"]["name"])
         if measured:
-            gain, low, high = (100 * value for value in (row["gain"], *row["interval"]))
-            cells[-1] += [
-                f"{100 * row['score']:.1f}",
-                "" if row is rows[0] else f"{gain:+.1f} [{low:+.1f}, {high:+.1f}]",
-            ]
+            gain = "" if row is rows[0] else gain_text(row["gain"], row["interval"])
+            cells[-1] += [f"{100 * row['score']:.1f}", gain]
     return headings, cells
 
 

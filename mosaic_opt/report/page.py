@@ -24,6 +24,7 @@ from mosaic_opt.report.charts import Chart, charts_of, table_of
 from mosaic_opt.report.interactive import figure
 from mosaic_opt.report.result import COMPARED
 from mosaic_opt.report.static import save
+from mosaic_opt.report.statistics import gain_text
 from mosaic_opt.report.studies import choice_name
 from mosaic_opt.report.view import View
 
@@ -181,7 +182,7 @@ def _result_table(result: dict[str, Any]) -> Table:
             str(row["budget"]),
             row["allocation"],
             f"{100 * row['score']:.1f}",
-            f"{100 * row['gain']:+.1f} [{100 * row['interval'][0]:+.1f}, {100 * row['interval'][1]:+.1f}]",
+            gain_text(row["gain"], row["interval"]),
             "-" if row["cache_ratio"] is None else f"{row['cache_ratio']:.1f}x",
             f"{row['kv_bytes'] / 2**20:.1f}",
         ]

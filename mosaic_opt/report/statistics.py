@@ -35,6 +35,12 @@ def paired_gain(
     return float(differences.mean()), float(low), float(high)
 
 
+def gain_text(gain: float, interval: Sequence[float]) -> str:
+    """A gain and its interval as tables show them, in points."""
+    low, high = interval
+    return f"{100 * gain:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
 def uniform_budget_for(score: float, curve: Sequence[tuple[float, float]]) -> float | None:
     """Smallest mean budget at which uniform allocation reaches `score`, linear between the curve's points.
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from tqdm import tqdm
 
 from mosaic_opt.report.result import COMPARED
+from mosaic_opt.report.statistics import gain_text
 from mosaic_opt.study import Watch
 
 SHARE = 0.01  # of the time, at most, that goes into notes
@@ -91,12 +92,11 @@ def print_result(result: dict[str, Any], where: dict[str, str]) -> None:
     for budget in sorted({row["budget"] for row in result["rows"]}):
         rows = {row["allocation"]: row for row in result["rows"] if row["budget"] == budget}
         refined = rows["refined"]
-        low, high = refined["interval"]
         ratio = refined["cache_ratio"]
         table.add_row(
             str(budget),
             *(f"{100 * rows[name]['score']:.1f}" for name in ("full", "uniform", *names)),
-            f"{100 * refined['gain']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
+            gain_text(refined["gain"], refined["interval"]),
             "-" if ratio is None else f"{ratio:.1f}x",
         )
     console.print(table)

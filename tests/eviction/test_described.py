@@ -5,13 +5,13 @@ import threading
 
 import pytest
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, pipeline
+from transformers import pipeline
 
 from mosaic_opt.allocation import Allocation, uniform
 from mosaic_opt.eviction import H2O, AdaKV, L2Norm, SnapKV, apply, attach, kv_shape, method_of
 from mosaic_opt.eviction.described import METHODS
 from mosaic_opt.model import ModelSource
-from tests.conftest import EVERY_METHOD, tiny_llama, tiny_qwen3
+from tests.conftest import EVERY_METHOD, tiny_gemma3, tiny_llama, tiny_qwen3
 from tests.conftest import METHODS as SETTINGS
 from tests.memory import storages
 
@@ -126,12 +126,7 @@ def test_two_attached_models_in_four_threads_do_not_disturb_each_other():
 
 
 def test_bytes_and_room_are_those_of_the_live_model():
-    config = Gemma3TextConfig(
-        vocab_size=260, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, sliding_window=20, sliding_window_pattern=2,
-        max_position_embeddings=512, eos_token_id=257, pad_token_id=257, bos_token_id=256,
-    )  # fmt: skip
-    model = Gemma3ForCausalLM(config).eval()
+    model = tiny_gemma3()
     method = SnapKV(window=8)
     shape = about(model, method)
     layers = len(shape["model"]["layers"])
