@@ -276,6 +276,9 @@ def _shared(storage: RDBStorage, url: str, exclusive: Exclusive, patience: float
         made = str(connection.exec_driver_sql("SELECT library_version FROM version_info").scalar())
     if made.split(".")[0] != optuna.__version__.split(".")[0]:
         raise RuntimeError(f"Optuna {made} made it, this is Optuna {optuna.__version__}: choose a new database")
+    # a trial's parameters are then written at once, at the end of its transaction, not before each of its queries
+    storage.remove_session()
+    storage.scoped_session.configure(autoflush=False)
     inner = optuna.storages.get_storage(storage)
     return SharedStorage(inner, url=url, exclusive=exclusive, patience=patience)  # type: ignore[abstract]
 
